@@ -1,0 +1,328 @@
+"""Every setting, once, with its default; and the check that a configuration makes sense.
+
+The defaults are ELECTRA-Small as published (spec 4.4). A recipe in `configs/` starts from
+`get_config()` and states what differs; `--config.model.hidden_size=512` overrides one value.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from electra_jax.errors import UserError
+from electra_jax.modeling.electra import ElectraConfig
+from electra_jax.modeling.encoder import REMAT_POLICIES, EncoderConfig
+
+
+def get_config() -> ConfigDict:
+    """The complete default configuration, locked: unknown names are errors."""
+    config = ConfigDict()
+    config.task = "pretrain"
+    config.objective = "electra"  # electra | mlm (BERT: the generator alone, at full size)
+    config.seed = 0  # of parameters, masks, samples, dropout and the order of the data
+    config.num_train_steps = 1_000_000
+    config.batch_size = 128  # global: rows per update over all devices and hosts
+    config.num_microbatches = 1  # gradients are accumulated over this many parts of the batch
+
+    config.data = data = ConfigDict()
+    data.source = "docstrings"  # docstrings | comma-separated files or globs (.txt, .gz, .xz)
+    data.dir = "data"  # token stores are kept below this directory
+    data.vocab = ""  # vocabulary file, one word piece a line; empty: train one on the source
+    data.vocab_size = 30522  # pieces of a vocabulary that is trained here
+    data.lower_case = True
+    data.strip_accents = True  # only together with lower_case
+    data.max_word_chars = 200  # longer words become [UNK]
+    data.held_out = 0.005  # share of the documents kept for evaluation
+    data.layout = "packed"  # packed (no padding to speak of) | document (one piece a row)
+    data.sequence_length = 128
+    data.num_threads = 2  # that build batches ahead of the step
+    data.prefetch = 8  # batches built ahead
+
+    config.model = model = ConfigDict()
+    model.hidden_size = 256
+    model.num_layers = 12
+    model.embedding_size = 128
+    model.num_heads = placeholder(int)  # default: one for every 64 of hidden_size
+    model.intermediate_size = placeholder(int)  # default: 4 * hidden_size
+    model.max_positions = 512
+    model.dropout = 0.1
+    model.attention_dropout = 0.1
+    model.init_stddev = 0.02
+    model.dtype = "auto"  # auto (bfloat16 on accelerators, float32 on CPU) | float32 | bfloat16
+    model.remat = "dots"  # what the backward pass recomputes: none | dots | full
+    model.scan_unroll = 1  # layers in one iteration of the loop; num_layers: no loop
+
+    config.generator = generator = ConfigDict()
+    generator.width = 0.25  # of hidden_size; heads and feed-forward follow (spec 2.1)
+    generator.depth = 1.0  # of num_layers
+    generator.sharing = "embeddings"  # embeddings | none | all (spec 2.2)
+    generator.temperature = 1.0  # divides the logits before sampling
+    generator.disallow_correct = False  # never sample the original token
+
+    config.masking = masking = ConfigDict()
+    masking.mode = "clean"  # clean | faithful (the original's draws with replacement, spec 3.2)
+    masking.rate = 0.15  # share of the tokens that is predicted
+    masking.mask_token_share = 0.85  # of these, shown to the generator as [MASK]
+    masking.random_token_share = 0.0  # of these, shown as a random token; the rest as they are
+
+    config.loss = loss = ConfigDict()
+    loss.generator_weight = 1.0
+    loss.discriminator_weight = 50.0
+
+    config.optimizer = optimizer = ConfigDict()
+    optimizer.learning_rate = 5e-4
+    optimizer.warmup_steps = 10_000
+    optimizer.decay_power = 1.0  # 1: linear to zero at num_train_steps
+    optimizer.b1 = 0.9
+    optimizer.b2 = 0.999
+    optimizer.epsilon = 1e-6
+    optimizer.weight_decay = 0.01
+    optimizer.max_grad_norm = 1.0  # 0: no clipping
+
+    config.parallel = parallel = ConfigDict()
+    parallel.api = "jit"  # jit (any mesh) | pmap (data parallel only)
+    parallel.data = -1  # devices along each mesh axis; -1: all that the others leave
+    parallel.fsdp = 1
+    parallel.tensor = 1
+
+    config.log_every_steps = 100
+    config.eval_every_steps = 10_000  # on all held-out rows; the last step is always evaluated
+
+    config.checkpoint = checkpoint = ConfigDict()
+    checkpoint.every_steps = 1000  # the last step is always saved
+    checkpoint.keep = 5  # newest checkpoints kept
+    checkpoint.keep_best = ""  # also keep the best by this metric, e.g. eval/rtd_auc
+
+    return config.lock()
+
+
+OBJECTIVES = ("electra", "mlm")
+BEST_METRICS = {  # and whether larger is better
+    "eval/loss": False,
+    "eval/mlm_loss": False,
+    "eval/mlm_accuracy": True,
+    "eval/rtd_loss": False,
+    "eval/rtd_accuracy": True,
+    "eval/rtd_auc": True,
+}
+
+Check = tuple[Callable[[Any], bool], str]
+POSITIVE: Check = (lambda x: x > 0, "a number above 0")
+COUNT: Check = (lambda x: x >= 1, "at least 1")
+NOT_NEGATIVE: Check = (lambda x: x >= 0, "0 or more")
+SHARE: Check = (lambda x: 0 <= x <= 1, "between 0 and 1")
+RATE: Check = (lambda x: 0 <= x < 1, "at least 0 and below 1")
+FRACTION: Check = (lambda x: 0 < x < 1, "above 0 and below 1")
+
+
+def one_of(*values: str) -> Check:
+    """A check that lists what is allowed."""
+    return lambda x: x in values, "one of " + ", ".join(repr(value) for value in values)
+
+
+CHECKS: dict[str, Check] = {
+    "task": one_of("pretrain"),
+    "objective": one_of(*OBJECTIVES),
+    "seed": NOT_NEGATIVE,
+    "num_train_steps": COUNT,
+    "batch_size": COUNT,
+    "num_microbatches": COUNT,
+    "data.source": (bool, "docstrings or the files to read"),
+    "data.dir": (bool, "a directory"),
+    "data.vocab_size": (lambda x: x >= 100, "at least 100"),
+    "data.max_word_chars": COUNT,
+    "data.held_out": FRACTION,
+    "data.layout": one_of("packed", "document"),
+    "data.sequence_length": (lambda x: x >= 8, "at least 8"),
+    "data.num_threads": COUNT,
+    "data.prefetch": COUNT,
+    "model.hidden_size": COUNT,
+    "model.num_layers": COUNT,
+    "model.embedding_size": COUNT,
+    "model.max_positions": COUNT,
+    "model.dropout": RATE,
+    "model.attention_dropout": RATE,
+    "model.init_stddev": POSITIVE,
+    "model.dtype": one_of("auto", "float32", "bfloat16"),
+    "model.remat": one_of(*REMAT_POLICIES),
+    "model.scan_unroll": COUNT,
+    "generator.width": POSITIVE,
+    "generator.depth": POSITIVE,
+    "generator.sharing": one_of("embeddings", "none", "all"),
+    "generator.temperature": POSITIVE,
+    "masking.mode": one_of("clean", "faithful"),
+    "masking.rate": FRACTION,
+    "masking.mask_token_share": SHARE,
+    "masking.random_token_share": SHARE,
+    "loss.generator_weight": NOT_NEGATIVE,
+    "loss.discriminator_weight": NOT_NEGATIVE,
+    "optimizer.learning_rate": POSITIVE,
+    "optimizer.warmup_steps": NOT_NEGATIVE,
+    "optimizer.decay_power": POSITIVE,
+    "optimizer.b1": RATE,
+    "optimizer.b2": RATE,
+    "optimizer.epsilon": POSITIVE,
+    "optimizer.weight_decay": NOT_NEGATIVE,
+    "optimizer.max_grad_norm": NOT_NEGATIVE,
+    "parallel.api": one_of("jit", "pmap"),
+    "parallel.data": (lambda x: x == -1 or x >= 1, "at least 1, or -1 for all devices left"),
+    "parallel.fsdp": COUNT,
+    "parallel.tensor": COUNT,
+    "log_every_steps": COUNT,
+    "eval_every_steps": COUNT,
+    "checkpoint.every_steps": COUNT,
+    "checkpoint.keep": COUNT,
+    "checkpoint.keep_best": one_of("", *BEST_METRICS),
+}
+
+
+def validate(config: ConfigDict, num_devices: int) -> None:
+    """Check every value alone and those that only clash together.
+
+    Raises:
+      UserError: names the fields, what was found and what is allowed.
+    """
+    for name, (is_allowed, allowed) in CHECKS.items():
+        value = field(config, name)
+        if not is_allowed(value):
+            raise UserError(f"config.{name} is {value!r}; allowed: {allowed}")
+    for problem in clashes(config, num_devices):
+        raise UserError(problem)
+
+
+def field(config: ConfigDict, name: str) -> Any:
+    """The value behind a dotted name."""
+    for part in name.split("."):
+        config = config[part]
+    return config
+
+
+def clashes(config: ConfigDict, num_devices: int) -> Iterator[str]:
+    """Sentences about values that do not fit each other."""
+    model, generator, data, parallel = config.model, config.generator, config.data, config.parallel
+
+    if data.sequence_length > model.max_positions:
+        yield (
+            f"config.data.sequence_length is {data.sequence_length} but the position table has "
+            f"config.model.max_positions = {model.max_positions} rows"
+        )
+    for name, width in (("model", model.hidden_size), ("generator", generator_width(config))):
+        heads = model.num_heads if name == "model" and model.num_heads else num_heads(width)
+        if width % heads:
+            yield (
+                f"config.{name}: {heads} attention heads do not divide a hidden size of {width}; "
+                "set a hidden size that is a multiple of the heads (generators: of 64)"
+            )
+    if model.num_heads is not None and model.num_heads < 1:
+        yield f"config.model.num_heads is {model.num_heads}; allowed: at least 1"
+    if model.intermediate_size is not None and model.intermediate_size < 1:
+        yield f"config.model.intermediate_size is {model.intermediate_size}; allowed: at least 1"
+    needs_full_size = (config.objective == "mlm", "config.objective = 'mlm'")
+    if generator.sharing == "all":
+        needs_full_size = (True, "config.generator.sharing = 'all'")
+    if needs_full_size[0] and (generator.width, generator.depth) != (1, 1):
+        yield (
+            f"{needs_full_size[1]} needs config.generator.width = 1 and config.generator.depth = 1, "
+            f"found {generator.width} and {generator.depth}"
+        )
+    if config.objective == "mlm" and generator.sharing != "embeddings":
+        yield (
+            f"config.generator.sharing is {generator.sharing!r}, but config.objective = 'mlm' has "
+            "no second network to share with; leave it at 'embeddings'"
+        )
+    if config.masking.mask_token_share + config.masking.random_token_share > 1:
+        yield (
+            "config.masking.mask_token_share and config.masking.random_token_share are "
+            f"{config.masking.mask_token_share} and {config.masking.random_token_share}; "
+            "allowed: at most 1 together"
+        )
+    if data.strip_accents and not data.lower_case:
+        yield "config.data.strip_accents works only together with config.data.lower_case"
+
+    fixed = parallel.fsdp * parallel.tensor
+    wanted = fixed * (1 if parallel.data == -1 else parallel.data)
+    if num_devices % fixed or (parallel.data != -1 and wanted != num_devices):
+        yield (
+            f"config.parallel asks for a mesh of {parallel.data} data x {parallel.fsdp} fsdp x "
+            f"{parallel.tensor} tensor devices; there are {num_devices}"
+        )
+    if parallel.api == "pmap" and fixed != 1:
+        yield "config.parallel.api = 'pmap' is data parallel only: fsdp and tensor must be 1"
+    shards = num_devices // parallel.tensor * config.num_microbatches
+    if config.batch_size % shards:
+        yield (
+            f"config.batch_size is {config.batch_size}; allowed: a multiple of {shards} "
+            f"({num_devices // parallel.tensor} devices that split the batch x "
+            f"{config.num_microbatches} micro-batches)"
+        )
+    every = config.checkpoint.every_steps
+    if config.checkpoint.keep_best and every % config.eval_every_steps:
+        yield (
+            f"config.checkpoint.every_steps is {every}; with config.checkpoint.keep_best it must "
+            f"be a multiple of config.eval_every_steps = {config.eval_every_steps}"
+        )
+
+
+def num_heads(hidden_size: int) -> int:
+    """One attention head for every 64 of width, at least one (spec 1.1)."""
+    return max(1, hidden_size // 64)
+
+
+def generator_width(config: ConfigDict) -> int:
+    """Hidden size of the generator (spec 2.1)."""
+    return round(config.model.hidden_size * config.generator.width)
+
+
+def model_config(config: ConfigDict, vocab_size: int) -> ElectraConfig:
+    """Sizes of both networks; everything that follows from other fields is worked out here."""
+    model, generator = config.model, config.generator
+    dtype = model.dtype
+    if dtype == "auto":
+        dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    discriminator = EncoderConfig(
+        vocab_size=vocab_size,
+        embedding_size=model.embedding_size,
+        hidden_size=model.hidden_size,
+        num_layers=model.num_layers,
+        num_heads=model.num_heads or num_heads(model.hidden_size),
+        intermediate_size=model.intermediate_size or 4 * model.hidden_size,
+        max_positions=model.max_positions,
+        dropout=model.dropout,
+        attention_dropout=model.attention_dropout,
+        init_stddev=model.init_stddev,
+        remat=model.remat,
+        scan_unroll=model.scan_unroll,
+        dtype=jnp.dtype(dtype),
+    )
+    if config.objective == "mlm":
+        return ElectraConfig(discriminator=None, generator=discriminator)
+    if generator.sharing == "all":
+        return ElectraConfig(discriminator, discriminator, generator.sharing)
+    width = generator_width(config)
+    return ElectraConfig(
+        discriminator,
+        dataclasses.replace(
+            discriminator,
+            embedding_size=width if generator.sharing == "none" else model.embedding_size,
+            hidden_size=width,
+            num_layers=round(model.num_layers * generator.depth),
+            num_heads=num_heads(width),
+            intermediate_size=4 * width,
+        ),
+        generator.sharing,
+    )
+
+
+def flatten(config: ConfigDict) -> dict[str, Any]:
+    """Dotted names and values of all fields."""
+    flat = {}
+    for name, value in config.items():
+        if isinstance(value, ConfigDict):
+            flat |= {f"{name}.{inner}": leaf for inner, leaf in flatten(value).items()}
+        else:
+            flat[name] = value
+    return flat

@@ -1,0 +1,1 @@
+"""Text in, batches out: sources, tokenizer, token store, layouts, loader."""

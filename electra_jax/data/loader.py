@@ -1,0 +1,137 @@
+"""Batches of rows, in an order that depends on the seed only.
+
+Training batch `step` is a pure function of (seed, step): it can be made without its predecessors,
+so resuming takes no time, and each host can make just its share. The order is Grain's global
+shuffle, an invertible function of the index rather than a table, applied anew in every epoch; a
+batch may hold the end of one epoch and the beginning of the next.
+
+    order    row 7, row 2, row 9, ...   epoch 0, then epoch 1 in another order, ...
+    batch    step * batch_size ... (step + 1) * batch_size of the order
+    host     an equal, contiguous part of the batch
+
+Every batch has a field `row`: the number of each row in the global batch (in evaluation: in the
+whole pass). Random masks are derived from it, so that they do not depend on the number of hosts.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import grain
+import numpy as np
+
+from electra_jax.data.layout import Rows
+from electra_jax.errors import UserError
+
+
+def train_batch(
+    rows: Rows,
+    step: int,
+    *,
+    batch_size: int,
+    seed: int,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> dict[str, np.ndarray]:
+    """This host's part of the global training batch number `step`.
+
+    Args:
+      rows: the examples.
+      step: 0, 1, ...; any number takes equally long.
+      batch_size: rows in the global batch.
+      seed: determines the order.
+      process_index: which part is returned.
+      process_count: the number of parts, a divisor of `batch_size`.
+
+    Returns:
+      The fields of `Rows.batch`, int32 [batch_size / process_count, length], and `row`, int32
+      [batch_size / process_count]: the number of each row in the global batch.
+    """
+    share = _share(batch_size, process_index, process_count)
+    order = _order(rows, seed)
+    indices = np.array([order[step * batch_size + int(row)] for row in share])
+    return {**rows.batch(indices), "row": share}
+
+
+def train_batches(
+    rows: Rows,
+    start_step: int,
+    num_steps: int,
+    *,
+    batch_size: int,
+    seed: int,
+    process_index: int = 0,
+    process_count: int = 1,
+    num_threads: int = 4,
+    prefetch: int = 8,
+) -> Iterator[dict[str, np.ndarray]]:
+    """The batches of `train_batch` for `num_steps` steps from `start_step`, made ahead of use.
+
+    Args:
+      rows, batch_size, seed, process_index, process_count: as for `train_batch`.
+      start_step: the step of the first batch. A resumed run starts where it stopped.
+      num_steps: how many batches to yield.
+      num_threads: threads that make batches.
+      prefetch: batches that may wait for use.
+    """
+    make = partial(
+        train_batch,
+        rows,
+        batch_size=batch_size,
+        seed=seed,
+        process_index=process_index,
+        process_count=process_count,
+    )
+    steps = grain.MapDataset.range(start_step, start_step + num_steps)
+    options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch)
+    return iter(steps.map(make).to_iter_dataset(options))
+
+
+@dataclass(frozen=True, eq=False)
+class EvalBatches(Sequence):
+    """This host's part of the batches of one pass over all rows. Made by `eval_batches`."""
+
+    rows: Rows
+    batch_size: int
+    process_index: int
+    process_count: int
+
+    def __len__(self) -> int:
+        return -(len(self.rows) // -self.batch_size)
+
+    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
+        number = range(len(self))[number]
+        share = _share(self.batch_size, self.process_index, self.process_count)
+        row = number * self.batch_size + share
+        batch = self.rows.batch(np.where(row < len(self.rows), row, -1))
+        return {**batch, "row": row.astype(np.int32)}
+
+
+def eval_batches(
+    rows: Rows, *, batch_size: int, process_index: int = 0, process_count: int = 1
+) -> EvalBatches:
+    """The batches of one pass over all rows, in order, each row once.
+
+    The last batch is filled up with rows of padding, whose `piece_ids` are all 0. All hosts have
+    the same number of batches. The fields are those of `train_batch`, but `row` counts through
+    the whole pass.
+    """
+    return EvalBatches(rows, batch_size, process_index, process_count)
+
+
+def _share(batch_size: int, process_index: int, process_count: int) -> np.ndarray:
+    """The numbers of the rows in the global batch that this host holds."""
+    if batch_size % process_count:
+        raise UserError(
+            f"batch_size: found {batch_size}; allowed are multiples of the {process_count} hosts"
+        )
+    size = batch_size // process_count
+    return np.arange(process_index * size, (process_index + 1) * size, dtype=np.int32)
+
+
+def _order(rows: Rows, seed: int) -> grain.MapDataset:
+    """Maps 0, 1, ... without end to rows. Each epoch holds every row once."""
+    # Grain shuffles epoch e with seed + e. Hashing the seed first keeps the epochs of a run from
+    # being those of the run with the next seed.
+    seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    return grain.MapDataset.range(len(rows)).shuffle(seed)

@@ -1,0 +1,54 @@
+"""Arithmetic of a training step, and what devices can do: the two halves of MFU.
+
+Counted are matrix products only, 2 operations per multiply-add, and a training step as three forward
+passes; recomputation does not count.
+"""
+
+import jax
+
+from electra_jax.modeling.electra import ElectraConfig
+from electra_jax.modeling.encoder import EncoderConfig
+
+# bfloat16 matrix peak of one device in FLOP/s, by a part of its `device_kind`; first match wins.
+PEAKS: tuple[tuple[str, float], ...] = (
+    ("TPU v3", 123e12 / 2),  # a device is one of the chip's two cores
+    ("TPU v4", 275e12),
+    ("TPU v5 lite", 197e12),
+    ("TPU v5e", 197e12),
+    ("TPU v5", 459e12),
+    ("TPU v6", 918e12),
+    ("TPU7x", 2307e12 / 2),
+    ("A100", 312e12),
+    ("H100", 989e12),
+    ("H200", 989e12),
+    ("B200", 2250e12),
+)
+
+
+def peak_flops(device: jax.Device) -> float | None:
+    """Peak of a known device, else None."""
+    return next((peak for name, peak in PEAKS if name in device.device_kind), None)
+
+
+def encoder_flops(config: EncoderConfig, length: int) -> float:
+    """Forward operations per token of the layers and the projection in front of them."""
+    hidden, inner, embedding = config.hidden_size, config.intermediate_size, config.embedding_size
+    layer = 8 * hidden * hidden + 4 * hidden * inner + 4 * length * hidden
+    return config.num_layers * layer + 2 * embedding * hidden * (embedding != hidden)
+
+
+def train_flops_per_token(model: ElectraConfig, length: int, predictions: int) -> float:
+    """Operations of forward and backward pass for one token.
+
+    Args:
+      length: of a row.
+      predictions: masked positions per row.
+    """
+    generator, discriminator = model.generator, model.discriminator
+    embedding = generator.embedding_size
+    head = 2 * generator.hidden_size * embedding + 2 * embedding * generator.vocab_size
+    forward = encoder_flops(generator, length) + head * predictions / length
+    if discriminator:
+        hidden = discriminator.hidden_size
+        forward += encoder_flops(discriminator, length) + 2 * hidden * hidden + 2 * hidden
+    return 3 * forward

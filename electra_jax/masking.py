@@ -1,0 +1,166 @@
+"""Which positions are predicted, what the generator sees there, and what is sampled back.
+
+Everything happens on the device and anew in every step (spec 3.1 to 3.5). Random numbers come
+from one key per row, folded from the row's index in the global batch, so that the same rows get
+the same masks and samples on any number of devices, hosts or micro-batches.
+
+Two modes say how positions are drawn (spec 3.2):
+
+* `clean`: without replacement, so exactly the budget of distinct positions is predicted.
+* `faithful`: with replacement, as in the original code. Where several draws hit one position their
+  samples are averaged with integer division, which writes an arbitrary token (spec 0.3).
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from electra_jax.modeling.electra import VOCAB_BLOCK
+
+RowKeys = Key[Array, "B"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskingConfig:
+    """Attributes:
+    rate: share of the real tokens of a row that is predicted.
+    mask_token_share: share of the predicted positions shown to the generator as `[MASK]`.
+    random_token_share: share shown as a random token; the rest keeps the original token.
+    mode: `clean` or `faithful`, see the module's docstring.
+    unmaskable_ids: ids that are never predicted: `[CLS]`, `[SEP]` and `[MASK]`.
+    """
+
+    rate: float
+    mask_token_share: float
+    random_token_share: float
+    mode: str
+    vocab_size: int
+    mask_id: int
+    unmaskable_ids: tuple[int, ...]
+
+    def max_predictions(self, length: int) -> int:
+        """Static number of prediction slots in a row of `length` tokens (spec 3.1)."""
+        return max(1, int((self.rate + 0.005) * length))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Masked:
+    """A masked batch. Slots beyond a row's budget have weight 0 and position 0."""
+
+    masked_ids: Int[Array, "B L"]  # what the generator reads
+    masked_positions: Int[Array, "B P"]
+    labels: Int[Array, "B P"]  # original ids at these positions
+    weights: Float[Array, "B P"]  # 1 for slots in use, 0 for the others
+
+
+def row_keys(key: Key[Array, ""], rows: Int[Array, "B"]) -> RowKeys:
+    """One key for each row, folded from its index in the global batch."""
+    return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
+
+
+def mask_tokens(
+    config: MaskingConfig,
+    input_ids: Int[Array, "B L"],
+    is_real: Bool[Array, "B L"],
+    keys: RowKeys,
+) -> Masked:
+    """Draw positions and build the generator's input.
+
+    A row's budget is its number of real tokens times the rate, rounded half to even, at least
+    one and at most the number of slots; `clean` mode also stops at the maskable tokens there are.
+    """
+
+    def mask_row(ids: Int[Array, "L"], real: Bool[Array, "L"], key: Key[Array, ""]) -> Masked:
+        position_key, show_key, random_key = jax.random.split(key, 3)
+        num_slots = config.max_predictions(len(ids))
+        candidates = real & ~jnp.isin(ids, jnp.array(config.unmaskable_ids))
+        budget = jnp.clip(jnp.round(real.sum() * config.rate), 1, num_slots)
+
+        if config.mode == "clean":  # the largest of independent uniforms: no position twice
+            noise = jnp.where(candidates, jax.random.uniform(position_key, ids.shape), -1.0)
+            drawn = jax.lax.top_k(noise, num_slots)[1]
+            budget = jnp.minimum(budget, candidates.sum())
+        else:
+            scores = jnp.where(candidates, 0.0, -jnp.inf)
+            drawn = jax.random.categorical(position_key, scores, shape=(num_slots,))
+            budget = jnp.where(candidates.any(), budget, 0)
+
+        in_use = jnp.arange(num_slots) < budget
+        positions = jnp.where(in_use, drawn, 0)
+        labels = jnp.where(in_use, ids[positions], 0)
+
+        shown = jax.random.uniform(show_key, (num_slots,))
+        as_mask = in_use & (shown < config.mask_token_share)
+        as_random = in_use & ~as_mask & (shown < config.mask_token_share + config.random_token_share)
+        random_ids = jax.random.randint(random_key, (num_slots,), 0, config.vocab_size)
+        outside = len(ids)  # writes there are dropped
+        masked_ids = ids.at[jnp.where(as_random, positions, outside)].set(random_ids, mode="drop")
+        masked_ids = masked_ids.at[jnp.where(as_mask, positions, outside)].set(
+            config.mask_id, mode="drop"
+        )
+        return Masked(masked_ids, positions, labels, in_use.astype(jnp.float32))
+
+    return jax.vmap(mask_row)(input_ids, is_real, keys)
+
+
+def sample_replacements(
+    logits: Float[Array, "B P Vpad"],
+    labels: Int[Array, "B P"],
+    keys: RowKeys,
+    temperature: float = 1.0,
+    disallow_correct: bool = False,
+) -> Int[Array, "B P"]:
+    """Exact draws from softmax(logits / temperature) by Gumbel noise (spec 3.5).
+
+    Adding Gumbel noise to all logits and taking the maximum draws from the softmax. The maximum
+    over a block of the vocabulary is itself distributed as the block's log-sum-exp plus Gumbel
+    noise, so choosing a block first and then a token inside it gives the same distribution from
+    two small draws in place of one number for every word of the vocabulary.
+
+    Args:
+      disallow_correct: never draw the original token.
+    """
+    logits = jax.lax.stop_gradient(logits) / temperature
+    if disallow_correct:
+        is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
+        logits = jnp.where(is_label, -jnp.inf, logits)
+    blocks = logits.reshape(*logits.shape[:-1], -1, VOCAB_BLOCK)
+
+    def sample_row(blocks: Float[Array, "P K W"], key: Key[Array, ""]) -> Int[Array, "P"]:
+        block_key, token_key = jax.random.split(key)
+        block = jax.random.categorical(block_key, jax.nn.logsumexp(blocks, axis=-1))
+        inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+        return block * VOCAB_BLOCK + jax.random.categorical(token_key, inside)
+
+    return jax.vmap(sample_row)(blocks, keys)
+
+
+def corrupt(
+    mode: str, input_ids: Int[Array, "B L"], masked: Masked, samples: Int[Array, "B P"]
+) -> Int[Array, "B L"]:
+    """The discriminator's input: the original ids with the samples written in.
+
+    In `faithful` mode position 0 is never written and repeated draws of a position are averaged.
+    """
+
+    def corrupt_row(
+        ids: Int[Array, "L"],
+        positions: Int[Array, "P"],
+        weights: Float[Array, "P"],
+        samples: Int[Array, "P"],
+    ) -> Int[Array, "L"]:
+        outside = len(ids)  # writes there are dropped
+        positions = jnp.where(weights > 0, positions, outside)
+        if mode == "clean":
+            return ids.at[positions].set(samples, mode="drop")
+        hits = jnp.zeros_like(ids).at[positions].add(1, mode="drop")
+        totals = jnp.zeros_like(ids).at[positions].add(samples, mode="drop")
+        written = (hits > 0) & (jnp.arange(len(ids)) != 0)
+        return jnp.where(written, totals // jnp.maximum(hits, 1), ids)
+
+    return jax.vmap(corrupt_row)(
+        input_ids, masked.masked_positions, masked.weights, samples.astype(input_ids.dtype)
+    )

@@ -1,0 +1,54 @@
+"""Metrics that add up: `[sum, weight]` pairs, and score histograms for AUC.
+
+Sums over micro-batches, devices, hosts and steps are exact; the division comes last, on the host.
+"""
+
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+SCORE_BINS = 2**14
+SCORE_RANGE = 16.0  # logits beyond +-16 share the outermost bins
+
+
+def score_histogram(
+    logits: Float[Array, "B L"], is_positive: Bool[Array, "B L"], is_real: Bool[Array, "B L"]
+) -> Float[Array, "2 bins"]:
+    """Counts of negatives (row 0) and positives (row 1) by logit, padding left out."""
+    position = (logits + SCORE_RANGE) / (2 * SCORE_RANGE) * SCORE_BINS
+    bins = jnp.clip(position, 0, SCORE_BINS - 1).astype(jnp.int32)
+    empty = jnp.zeros((2, SCORE_BINS))
+    return empty.at[is_positive.astype(jnp.int32), bins].add(is_real.astype(jnp.float32))
+
+
+def area_under_curve(histogram: Float[np.ndarray, "2 bins"]) -> float | None:
+    """Probability that a positive scores above a negative, ties counting half.
+
+    Exact but for scores that share one of the `SCORE_BINS` bins. None where a class is empty.
+    """
+    negatives, positives = np.asarray(histogram, np.float64)
+    if not negatives.sum() or not positives.sum():
+        return None
+    below = np.cumsum(negatives) - negatives
+    wins = (positives * (below + negatives / 2)).sum()
+    return float(wins / (negatives.sum() * positives.sum()))
+
+
+def summarize(
+    sums: Mapping[str, np.ndarray], loss_terms: Mapping[str, float]
+) -> dict[str, float]:
+    """Means of the pairs, AUC of the histograms, and the total `loss` in front.
+
+    A metric whose weight is zero (precision where nothing was called replaced) is left out.
+    """
+    values = {}
+    for name, total in sums.items():
+        if total.shape == (2,):
+            if total[1]:
+                values[name] = float(total[0] / total[1])
+        elif (area := area_under_curve(total)) is not None:
+            values[name] = area
+    loss = sum(weight * values.get(term, 0.0) for term, weight in loss_terms.items())
+    return {"loss": float(loss)} | values

@@ -1,0 +1,1 @@
+"""The networks: layers, encoder, generator and discriminator."""

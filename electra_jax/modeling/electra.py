@@ -1,0 +1,167 @@
+"""Generator, discriminator and the parent that owns what they share (spec 1.6, 1.7, 2).
+
+The modules hold parameters; training code sees a plain nested dict of arrays and pure functions:
+
+    graph, params = init(config, key)
+    logits = nnx.merge(graph, params).discriminate(ids, context, key)
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from electra_jax.modeling.encoder import Embeddings, Encoder, EncoderConfig, attention_bias
+from electra_jax.modeling.layers import (
+    PRNGKey,
+    dense,
+    gelu,
+    glorot_uniform,
+    layer_norm,
+    truncated_normal,
+)
+
+VOCAB_BLOCK = 128  # output columns are padded to a multiple of this: hardware tiles, see masking.py
+PADDED_LOGIT = -1e9
+
+Params = dict  # a nested dict of float32 arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class ElectraConfig:
+    """What to build.
+
+    Attributes:
+      discriminator: the tower that is kept after pre-training; None for masked language
+        modelling, where the generator, at full size, is the model.
+      generator: the tower that proposes replacements.
+      sharing: `embeddings` (one set of tables for both), `none` (the generator has tables of its
+        own width) or `all` (one tower plays both roles, only the heads differ). Spec 2.2.
+    """
+
+    discriminator: EncoderConfig | None
+    generator: EncoderConfig
+    sharing: str = "embeddings"
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What a tower reads beside the token ids; the same for original and corrupted ids."""
+
+    piece_ids: Int[Array, "B L"]
+    position_ids: Int[Array, "B L"]
+    token_type_ids: Int[Array, "B L"]
+
+
+class Generator(nnx.Module):
+    """A small masked language model. `encoder` and `embeddings` are None where shared."""
+
+    def __init__(self, config: EncoderConfig, sharing: str, rngs: nnx.Rngs):
+        self.embeddings = Embeddings(config, rngs) if sharing == "none" else None
+        self.encoder = None if sharing == "all" else Encoder(config, rngs)
+        self.head = MaskedLMHead(config, rngs)
+
+
+class MaskedLMHead(nnx.Module):
+    """Dense, gelu, LayerNorm, then the transposed word table and a bias (spec 1.7)."""
+
+    def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
+        init = truncated_normal(config.init_stddev)
+        self.dense = dense(config.hidden_size, config.embedding_size, init, config.dtype, rngs)
+        self.norm = layer_norm(config.embedding_size, config.dtype, rngs)
+        self.bias = nnx.Param(jnp.zeros(config.vocab_size))
+
+    def __call__(
+        self, hidden: Float[Array, "B P H"], word: Float[Array, "V E"]
+    ) -> Float[Array, "B P Vpad"]:
+        """Float32 logits; columns from V on are padding with the logit `PADDED_LOGIT`."""
+        padding = -len(word) % VOCAB_BLOCK
+        x = self.norm(gelu(self.dense(hidden)))
+        word = jnp.pad(word, ((0, padding), (0, 0))).astype(x.dtype)
+        bias = jnp.pad(self.bias[...], (0, padding), constant_values=PADDED_LOGIT)
+        logits = jnp.einsum("bpe,ve->bpv", x, word, preferred_element_type=jnp.float32)
+        return logits + bias.astype(jnp.float32)
+
+
+class Discriminator(nnx.Module):
+    """The tower that tells replaced tokens from original ones."""
+
+    def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
+        self.encoder = Encoder(config, rngs)
+        self.head = ReplacedTokenHead(config, rngs)
+
+
+class ReplacedTokenHead(nnx.Module):
+    """Dense, gelu, one output: a positive logit says "replaced" (spec 0.1, 1.6)."""
+
+    def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
+        init = truncated_normal(config.init_stddev)
+        self.dense = dense(config.hidden_size, config.hidden_size, init, config.dtype, rngs)
+        self.output = dense(config.hidden_size, 1, glorot_uniform, config.dtype, rngs)
+
+    def __call__(self, hidden: Float[Array, "B L H"]) -> Float[Array, "B L"]:
+        """Float32 logits."""
+        return self.output(gelu(self.dense(hidden)))[..., 0].astype(jnp.float32)
+
+
+class Electra(nnx.Module):
+    """The parent: owns the shared embeddings and runs either tower."""
+
+    def __init__(self, config: ElectraConfig, rngs: nnx.Rngs):
+        main = config.discriminator or config.generator
+        self.embeddings = Embeddings(main, rngs)
+        self.generator = Generator(config.generator, config.sharing, rngs)
+        self.discriminator = (
+            Discriminator(config.discriminator, rngs) if config.discriminator else None
+        )
+
+    def generate(
+        self,
+        masked_ids: Int[Array, "B L"],
+        context: Context,
+        masked_positions: Int[Array, "B P"],
+        key: PRNGKey | None,
+    ) -> Float[Array, "B P Vpad"]:
+        """Float32 logits over the vocabulary, at the masked positions only."""
+        embeddings = self.generator.embeddings or self.embeddings
+        encoder = self.generator.encoder or self.discriminator.encoder
+        with jax.named_scope("generator"):
+            hidden = run_tower(embeddings, encoder, masked_ids, context, key)
+            gathered = jnp.take_along_axis(hidden, masked_positions[..., None], axis=1)
+            return self.generator.head(gathered, embeddings.word[...])
+
+    def discriminate(
+        self, ids: Int[Array, "B L"], context: Context, key: PRNGKey | None
+    ) -> Float[Array, "B L"]:
+        """Float32 logits of every token having been replaced."""
+        with jax.named_scope("discriminator"):
+            hidden = run_tower(self.embeddings, self.discriminator.encoder, ids, context, key)
+            return self.discriminator.head(hidden)
+
+
+def run_tower(
+    embeddings: Embeddings,
+    encoder: Encoder,
+    ids: Int[Array, "B L"],
+    context: Context,
+    key: PRNGKey | None,
+) -> Float[Array, "B L H"]:
+    """Embed and encode. `key` seeds dropout; None switches it off."""
+    embedding_key, encoder_key = (None, None) if key is None else jax.random.split(key)
+    embedded = embeddings(ids, context.position_ids, context.token_type_ids, embedding_key)
+    return encoder(embedded, attention_bias(context.piece_ids), encoder_key)
+
+
+def init(config: ElectraConfig, key: PRNGKey) -> tuple[nnx.GraphDef, Params]:
+    """The model's structure and freshly initialised float32 parameters."""
+    graph, state = nnx.split(Electra(config, nnx.Rngs(params=key)))
+    return graph, nnx.to_pure_dict(state)
+
+
+def structure(config: ElectraConfig) -> tuple[nnx.GraphDef, Params]:
+    """As `init`, with shapes in place of values: costs no memory at any size."""
+    graph, state = nnx.split(nnx.eval_shape(lambda: Electra(config, nnx.Rngs(0))))
+    return graph, nnx.to_pure_dict(state)

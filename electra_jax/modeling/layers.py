@@ -1,0 +1,75 @@
+"""The small parts that every tower is made of: initialisers, dropout, dense and normalisation.
+
+Shape names used in all annotations: B batch, L length, P masked positions, E embedding width,
+H hidden width, F feed-forward width, A attention heads, D head width, V vocabulary,
+N layers (stacked parameters carry it in front).
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+LAYER_NORM_EPSILON = 1e-12  # spec 1.4: BERT's value, far below Flax's default of 1e-6
+
+PRNGKey = Key[Array, ""]
+
+# Spec 1.5: layers that the original code created without an initialiser got the framework's.
+glorot_uniform = nnx.initializers.glorot_uniform()
+
+
+def truncated_normal(stddev: float) -> nnx.Initializer:
+    """Normal draws cut at two sigma and not rescaled, as BERT's (spec 1.5)."""
+    return nnx.initializers.truncated_normal(stddev)
+
+
+def dense(
+    in_features: int | tuple[int, ...],
+    out_features: int | tuple[int, ...],
+    kernel_init: nnx.Initializer,
+    dtype: jnp.dtype,
+    rngs: nnx.Rngs,
+) -> nnx.LinearGeneral:
+    """A linear map from the trailing `in_features` axes to `out_features` axes, with bias."""
+    num_axes = len(in_features) if isinstance(in_features, tuple) else 1
+    return nnx.LinearGeneral(
+        in_features,
+        out_features,
+        axis=tuple(range(-num_axes, 0)),
+        kernel_init=kernel_init,
+        dtype=dtype,
+        rngs=rngs,
+    )
+
+
+def layer_norm(features: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.LayerNorm:
+    """Layer normalisation with float32 two-pass statistics, whatever the compute dtype."""
+    return nnx.LayerNorm(
+        features, epsilon=LAYER_NORM_EPSILON, dtype=dtype, use_fast_variance=False, rngs=rngs
+    )
+
+
+@jax.checkpoint  # the backward pass needs x alone, not the values in between
+def gelu(x: Float[Array, "*dims"]) -> Float[Array, "*dims"]:
+    """The exact erf form (spec 1.4), not the tanh approximation that JAX defaults to.
+
+    `jax.nn.gelu(approximate=False)` goes through erfc, which costs several times more on CPU.
+    """
+    return 0.5 * x * (1 + jax.lax.erf(x / math.sqrt(2)))
+
+
+def dropout(x: Float[Array, "*dims"], rate: float, key: PRNGKey | None) -> Float[Array, "*dims"]:
+    """Inverted dropout; `key=None` means evaluation.
+
+    One hash yields four bytes and a byte decides one element, so the rate is rounded to a
+    multiple of 1/256; kept values are divided by the exact kept fraction and stay unbiased.
+    """
+    threshold = round(256 * rate)
+    if key is None or threshold == 0:
+        return x
+    *leading, last = x.shape
+    words = jax.random.bits(key, (*leading, -(-last // 4)), jnp.uint32)
+    noise = jax.lax.bitcast_convert_type(words, jnp.uint8).reshape(*leading, -1)[..., :last]
+    return jnp.where(noise >= threshold, x / (1 - threshold / 256), 0)

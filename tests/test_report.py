@@ -1,0 +1,196 @@
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from electra_jax.errors import UserError
+from electra_jax.report import FIGURES, write_report
+
+MLM = {"mlm_loss": 3.0, "mlm_accuracy": 0.5}
+RTD = {
+    "sampled_mlm_accuracy": 0.3,
+    "rtd_loss": 0.2,
+    "rtd_accuracy": 0.9,
+    "rtd_auc": 0.95,
+    "rtd_precision": 0.8,
+    "rtd_recall": 0.6,
+    "replaced_fraction": 0.1,
+}
+SPEED = {"learning_rate": 1e-4, "grad_norm": 1.0, "tokens_per_second": 1234.0, "mfu": 0.4}
+
+
+class Page(HTMLParser):
+    """Gathers what the tests look at, and fails on elements that are not closed in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.links, self.ids, self.captions, self.open = [], [], [], [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append(tag)
+        self.links += [value for name, value in attributes if name in ("src", "href", "xlink:href")]
+        self.ids += [value for name, value in attributes if name == "id"]
+
+    def handle_starttag(self, tag, attributes):
+        self.handle_startendtag(tag, attributes)
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "figcaption":
+            self.captions.append(data)
+
+
+def rows(metrics, splits=("train/", "eval/")):
+    result = []
+    for step in (100, 200):
+        if "train/" in splits:
+            values = {f"train/{name}": value for name, value in metrics.items()}
+            result.append({"step": step} | values | SPEED)
+        if "eval/" in splits:
+            result.append({"step": step} | {f"eval/{name}": v for name, v in metrics.items()})
+    return result
+
+
+def report(workdir, metrics, config=None, facts=None):
+    (workdir / "config.json").write_text(json.dumps(config or {"seed": 1}))
+    if facts is not None:
+        (workdir / "facts.json").write_text(json.dumps(facts))
+    if metrics is not None:
+        lines = "".join(json.dumps(row) + "\n" for row in metrics)
+        (workdir / "metrics.jsonl").write_text(lines)
+    path = write_report(workdir)
+    assert path == workdir / "report.html"
+    return path.read_text(encoding="utf-8")
+
+
+def tiles(text):
+    return {
+        label: number
+        for number, label in re.findall(r'"tile"><b>(.*?)</b><span>(.*?)</span>', text)
+    }
+
+
+@pytest.fixture(scope="module")
+def full_run(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("full_run")
+    report(workdir, [*rows(MLM | RTD), {"step": 300, "eval/mlm_loss": 2.25}])
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def full_page(full_run):
+    return (full_run / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_full_run_shows_every_figure_and_the_last_evaluation(full_page):
+    assert Page(full_page).captions == list(FIGURES)
+    assert tiles(full_page) == {
+        "MLM loss": "2.250",
+        "MLM accuracy": "50.0%",
+        "RTD AUC": "0.950",
+        "RTD loss": "0.2000",
+        "tokens per second": "1,234",
+        "steps": "300",
+    }
+    assert "held-out data at step 300" in full_page
+
+
+def test_config_and_facts_are_escaped_and_dotted(tmp_path):
+    hostile = """<script>alert("x")</script>'&"""
+    text = report(
+        tmp_path,
+        rows(MLM),
+        config={"data": {"source": hostile, hostile: 1, "mixture": [hostile], "options": {}}},
+        facts={"devices": {"kind": hostile}, "tokens": 17},
+    )
+    page = Page(text)
+    assert "script" not in page.tags
+    escaped = "&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt;&#x27;&amp;"
+    assert f'<th scope="row">data.source</th><td>{escaped}</td>' in text
+    assert f'<th scope="row">data.{escaped}</th><td>1</td>' in text
+    assert f'<th scope="row">devices.kind</th><td>{escaped}</td>' in text
+    assert '<th scope="row">tokens</th><td>17</td>' in text
+    assert '<th scope="row">data.options</th><td>{}</td>' in text
+
+
+def test_the_name_of_the_run_is_escaped(tmp_path):
+    workdir = tmp_path / "<img src=x>"
+    workdir.mkdir()
+    assert "img" not in Page(report(workdir, rows(MLM))).tags
+
+
+def test_the_page_loads_nothing(full_page):
+    page = Page(full_page)
+    assert page.links
+    assert all(link.startswith("#") for link in page.links)
+    assert not {"script", "link", "img", "iframe"} & set(page.tags)
+    assert "@import" not in full_page
+    assert all(target.startswith("#") for target in re.findall(r"url\((.*?)\)", full_page))
+    addresses = set(re.findall(r"https?://[^\"]*", full_page))
+    assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+
+
+def test_figures_do_not_share_element_ids(full_page):
+    page = Page(full_page)
+    assert len(set(page.ids)) == len(page.ids)
+    references = {link[1:] for link in page.links} | set(re.findall(r"url\(#(.*?)\)", full_page))
+    assert references <= set(page.ids)
+
+
+def test_the_same_run_gives_the_same_page(full_run, full_page):
+    assert write_report(full_run).read_text(encoding="utf-8") == full_page
+
+
+def test_a_run_without_discriminator_shows_no_detection(tmp_path):
+    text = report(tmp_path, rows(MLM))
+    assert tiles(text).keys() == {"MLM loss", "MLM accuracy", "tokens per second", "steps"}
+    assert Page(text).captions == [
+        "Masked language modelling loss (nats)",
+        "Accuracy",
+        "Learning rate",
+        "Gradient norm",
+        "Tokens per second",
+        "Model FLOPs utilisation",
+    ]
+
+
+def test_a_run_without_evaluation_says_so(tmp_path):
+    text = report(tmp_path, rows(MLM | RTD, splits=("train/",)))
+    assert "No evaluation has been logged yet" in text
+    assert tiles(text).keys() == {"tokens per second", "steps"}
+    assert Page(text).captions == list(FIGURES)
+
+
+def test_an_evaluation_alone_is_shown(tmp_path):
+    text = report(tmp_path, rows(MLM, splits=("eval/",)))
+    assert tiles(text).keys() == {"MLM loss", "MLM accuracy", "steps"}
+
+
+@pytest.mark.parametrize("metrics", [None, []])
+def test_a_run_without_metrics_says_so(tmp_path, metrics):
+    text = report(tmp_path, metrics)
+    assert "No metrics have been logged yet" in text
+    assert Page(text).captions == []
+    assert '<th scope="row">seed</th>' in text
+
+
+def test_a_directory_without_config_is_refused(tmp_path):
+    with pytest.raises(
+        UserError, match=r"config\.json not found: .* is not the directory of a run"
+    ):
+        write_report(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "content"), [("config.json", "{"), ("facts.json", "[1]")])
+def test_a_malformed_file_is_refused_by_name(tmp_path, name, content):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=re.escape(name)):
+        write_report(tmp_path)
