@@ -1,10 +1,11 @@
-"""Checkpoints: Orbax behind four verbs, `save`, `restore`, `latest_step` and `close`.
+"""Checkpoints: Orbax behind three verbs, `save`, `restore` and `latest_step`.
 
 Saving is asynchronous and atomic: what lies under a step's number is whole. A checkpoint holds the
 train state and the hash of the token store it was trained on; the run's configuration and tokenizer
 lie beside the checkpoints in the run directory.
 """
 
+import math
 from pathlib import Path
 
 import orbax.checkpoint as ocp
@@ -16,7 +17,7 @@ from electra_jax.step import TrainState
 
 
 class Checkpoints:
-    """The checkpoints of one run.
+    """The checkpoints of one run. Leaving the `with` block waits for what is being saved.
 
     Args:
       directory: made when missing.
@@ -26,22 +27,29 @@ class Checkpoints:
     """
 
     def __init__(self, directory: Path, store_hash: str, keep: int, keep_best: str = ""):
+        def score(metrics: dict[str, float]) -> float:
+            sign = 1 if BEST_METRICS[keep_best] else -1
+            return sign * metrics[keep_best] if keep_best in metrics else -math.inf
+
         policies = [preservation.LatestN(keep)]
         if keep_best:
             policies.append(
-                preservation.BestN(
-                    get_metric_fn=lambda metrics: metrics[keep_best],
-                    reverse=not BEST_METRICS[keep_best],
-                    n=1,
-                )
+                preservation.BestN(get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False)
             )
         self.store_hash = store_hash
         self.manager = ocp.CheckpointManager(
             directory.absolute(),
             options=ocp.CheckpointManagerOptions(
-                preservation_policy=preservation.AnyPreservationPolicy(policies)
+                preservation_policy=preservation.AnyPreservationPolicy(policies),
+                best_fn=score if keep_best else None,  # or else Orbax does not store metrics
             ),
         )
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.manager.close()
 
     def latest_step(self) -> int | None:
         """The newest whole checkpoint, or None."""
@@ -64,21 +72,14 @@ class Checkpoints:
         Raises:
           UserError: the checkpoint was trained on another token store.
         """
-        restored = self.manager.restore(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(abstract_state),
-                provenance=ocp.args.JsonRestore(),
-            ),
-        )
-        found = restored.provenance["store_hash"]
-        if found != self.store_hash:
+        provenance = self._read(step, "provenance", ocp.args.JsonRestore())
+        if provenance["store_hash"] != self.store_hash:
             raise UserError(
-                f"{self.manager.directory}/{step} was trained on the token store {found[:12]}, but "
-                f"config.data gives the store {self.store_hash[:12]}; use another --workdir"
+                f"{self.manager.directory / str(step)} was trained on the token store "
+                f"{provenance['store_hash'][:12]}, but config.data gives the store "
+                f"{self.store_hash[:12]}; use another --workdir"
             )
-        return restored.state
+        return self._read(step, "state", ocp.args.StandardRestore(abstract_state))
 
-    def close(self) -> None:
-        """Wait for what is being saved."""
-        self.manager.close()
+    def _read(self, step: int, item: str, args: ocp.args.CheckpointArgs):
+        return self.manager.restore(step, args=ocp.args.Composite(**{item: args}))[item]

@@ -1,9 +1,11 @@
-"""What all commands share: parse the flags, run, and turn mistakes into one line and exit code 2."""
+"""What all commands share: the command line, and mistakes said in one line with an exit code."""
 
 import difflib
 import re
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import NoReturn
 
 from absl import flags
@@ -12,47 +14,107 @@ from ml_collections import ConfigDict, config_flags
 from electra_jax.config import flatten, get_config
 from electra_jax.errors import UserError
 
-OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]+)")
+RECIPE = re.compile(r"--?config=([^:]+)")
+OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 
 
 def run(main: Callable[[], None]) -> NoReturn:
-    """Parse the command line, call `main`, exit.
+    """Call `main` and exit.
 
-    Exit codes: 0 done; 2 a mistake in configuration, data or flags, said in one line on standard
-    error. Anything else is a fault of ours and keeps its traceback.
+    Exit codes: 0 done; 1 training diverged; 2 a mistake in configuration, data or flags; 130
+    interrupted from the keyboard. Each is said in one line on standard error. Anything else is a
+    fault of ours and keeps its traceback.
     """
     try:
-        parse(sys.argv)
         main()
+    except FloatingPointError as error:
+        fail(1, error)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        fail(2, error)
+    except KeyboardInterrupt:
+        fail(130, "interrupted; run the same command again to go on")
     sys.exit(0)
 
 
-def parse(argv: list[str]) -> None:
-    """Parse `argv` into the flags, with our kind of error for everything that can be wrong in it."""
-    if any(arg in ("--help", "-h", "--helpfull", "--helpshort") for arg in argv[1:]):
-        print(f"{sys.modules['__main__'].__doc__}\n{flags.FLAGS.main_module_help()}")
+def fail(code: int, message: object) -> NoReturn:
+    """Exit with `code` after one line on standard error."""
+    print("error:", " ".join(str(message).split()), file=sys.stderr)
+    sys.exit(code)
+
+
+def recipe_flags() -> flags.FlagValues:
+    """The flags of a command that works from a recipe: `--config` and its overrides."""
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file(
+        "config", None, "recipe, e.g. configs/tiny.py", flag_values=values
+    )
+    return values
+
+
+def parse(values: flags.FlagValues, doc: str) -> flags.FlagValues:
+    """Read `sys.argv` into `values`; `--help` prints `doc` and the flags, and exits.
+
+    Raises:
+      UserError: a flag or field that does not exist, or a value of another type.
+    """
+    if {"--help", "-help", "-h"} & set(sys.argv[1:]):
+        print(doc, values.get_help(), sep="\n")
         sys.exit(0)
-    names = flatten(get_config())
-    for override in filter(None, (OVERRIDE.match(arg) for arg in argv[1:])):
-        if override[1] not in names:
-            nearest = difflib.get_close_matches(override[1], names, n=1)
-            hint = f"; did you mean config.{nearest[0]}?" if nearest else ""
-            raise UserError(f"there is no field config.{override[1]}{hint}")
     try:
-        left_over = flags.FLAGS(argv)[1:]
+        stray = values(sys.argv)[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise UserError(
+            f"there is no flag --{error.flagname}{hint(error.flagname, values)}"
+        ) from None
     except flags.Error as error:
-        raise UserError(" ".join(str(error).split())) from error
-    if left_over:
-        raise UserError(f"unexpected argument {left_over[0]!r}; flags look like --name=value")
+        raise UserError(error) from error
+    if stray:
+        raise UserError(f"unexpected argument {stray[0]!r}; flags look like --name=value")
+    return values
 
 
-def recipe(flag: flags.FlagHolder) -> ConfigDict:
-    """The configuration behind a `--config` flag."""
-    if flag.value is None:
-        raise UserError("--config is missing; give a recipe, e.g. --config=configs/tiny.py")
-    if not isinstance(flag.value, ConfigDict):  # how ml_collections keeps a file it cannot read
-        raise UserError(f"--config: there is no file {config_flags.get_config_filename(flags.FLAGS[flag.name])}")
-    return flag.value
+def parse_with_recipe(values: flags.FlagValues, doc: str) -> tuple[ConfigDict, Path]:
+    """Read `sys.argv` into `values`, which `recipe_flags` has made.
+
+    Returns:
+      The configuration, overrides applied, and the path of the recipe.
+
+    Raises:
+      UserError: as `parse`; or the recipe is missing, or raises something.
+    """
+    names = flatten(get_config())
+    for name in (match[1] for match in map(OVERRIDE.match, sys.argv[1:]) if match):
+        if name not in names:
+            raise UserError(f"there is no field config.{name}{hint(name, names)}")
+    given = (match[1] for match in map(RECIPE.match, sys.argv[1:]) if match)
+    path = Path(next(given, ""))
+    if path.name and not path.is_file():
+        raise UserError(f"--config: there is no file {path}")
+    try:
+        config = parse(values, doc).config
+        if config is None:
+            raise UserError("--config is missing; give a recipe, e.g. --config=configs/tiny.py")
+        config.items()  # a recipe that failed to read a file of its own raises only here
+    except Exception as error:  # a mistake in the flags, or in the recipe, which parsing has run
+        found = raised_in(path, error)
+        if found is None and isinstance(error, UserError):
+            raise
+        where, cause = found or (path, error)
+        raise UserError(f"{where}: {type(cause).__name__}: {cause}") from error
+    return config, path
+
+
+def raised_in(path: Path, error: BaseException | None) -> tuple[str, BaseException] | None:
+    """Line and exception behind `error` that the file `path` raised, if it raised one."""
+    while error is not None:
+        for place in reversed(traceback.extract_tb(error.__traceback__)):
+            if Path(place.filename).absolute() == path.absolute():
+                return f"{path}, line {place.lineno}", error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def hint(name: str, names: Iterable[str]) -> str:
+    """The existing name that looks most like `name`, if one does."""
+    nearest = difflib.get_close_matches(name, list(names), n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else ""

@@ -113,6 +113,7 @@ BEST_METRICS = {  # and whether larger is better
 Check = tuple[Callable[[Any], bool], str]
 POSITIVE: Check = (lambda x: x > 0, "a number above 0")
 COUNT: Check = (lambda x: x >= 1, "at least 1")
+OPTIONAL_COUNT: Check = (lambda x: x is None or x >= 1, "at least 1")
 NOT_NEGATIVE: Check = (lambda x: x >= 0, "0 or more")
 SHARE: Check = (lambda x: 0 <= x <= 1, "between 0 and 1")
 RATE: Check = (lambda x: 0 <= x < 1, "at least 0 and below 1")
@@ -127,7 +128,7 @@ def one_of(*values: str) -> Check:
 CHECKS: dict[str, Check] = {
     "task": one_of("pretrain"),
     "objective": one_of(*OBJECTIVES),
-    "seed": NOT_NEGATIVE,
+    "seed": (lambda x: 0 <= x < 2**32, "at least 0 and below 2**32"),  # JAX drops higher bits
     "num_train_steps": COUNT,
     "batch_size": COUNT,
     "num_microbatches": COUNT,
@@ -143,6 +144,8 @@ CHECKS: dict[str, Check] = {
     "model.hidden_size": COUNT,
     "model.num_layers": COUNT,
     "model.embedding_size": COUNT,
+    "model.num_heads": OPTIONAL_COUNT,
+    "model.intermediate_size": OPTIONAL_COUNT,
     "model.max_positions": COUNT,
     "model.dropout": RATE,
     "model.attention_dropout": RATE,
@@ -210,29 +213,41 @@ def clashes(config: ConfigDict, num_devices: int) -> Iterator[str]:
             f"config.data.sequence_length is {data.sequence_length} but the position table has "
             f"config.model.max_positions = {model.max_positions} rows"
         )
-    for name, width in (("model", model.hidden_size), ("generator", generator_width(config))):
-        heads = model.num_heads if name == "model" and model.num_heads else num_heads(width)
-        if width % heads:
-            yield (
-                f"config.{name}: {heads} attention heads do not divide a hidden size of {width}; "
-                "set a hidden size that is a multiple of the heads (generators: of 64)"
-            )
-    if model.num_heads is not None and model.num_heads < 1:
-        yield f"config.model.num_heads is {model.num_heads}; allowed: at least 1"
-    if model.intermediate_size is not None and model.intermediate_size < 1:
-        yield f"config.model.intermediate_size is {model.intermediate_size}; allowed: at least 1"
-    needs_full_size = (config.objective == "mlm", "config.objective = 'mlm'")
-    if generator.sharing == "all":
-        needs_full_size = (True, "config.generator.sharing = 'all'")
-    if needs_full_size[0] and (generator.width, generator.depth) != (1, 1):
+    heads = num_heads(model.hidden_size) if model.num_heads is None else model.num_heads
+    if model.hidden_size % heads:
         yield (
-            f"{needs_full_size[1]} needs config.generator.width = 1 and config.generator.depth = 1, "
-            f"found {generator.width} and {generator.depth}"
+            f"config.model.hidden_size is {model.hidden_size} and config.model.num_heads is {heads}"
+            "; allowed: heads (by default one for every 64) that divide the hidden size"
         )
+    for name, needs_full_size in (("objective", "mlm"), ("generator.sharing", "all")):
+        full_size = (generator.width, generator.depth) == (1, 1)
+        if field(config, name) == needs_full_size and not full_size:
+            yield (
+                f"config.{name} = {needs_full_size!r} needs config.generator.width = 1 and "
+                f"config.generator.depth = 1, found {generator.width} and {generator.depth}"
+            )
+    if config.objective == "electra" and generator.sharing != "all":
+        width, layers = generator_width(config), generator_layers(config)
+        if width < 1 or width % num_heads(width):
+            yield (
+                f"config.generator.width is {generator.width}, which leaves {width} of "
+                f"config.model.hidden_size = {model.hidden_size}; allowed: sizes that one "
+                "attention head for every 64 divides, such as multiples of 64"
+            )
+        if layers < 1:
+            yield (
+                f"config.generator.depth is {generator.depth}, which leaves none of "
+                f"config.model.num_layers = {model.num_layers}; allowed: at least 1 layer"
+            )
     if config.objective == "mlm" and generator.sharing != "embeddings":
         yield (
             f"config.generator.sharing is {generator.sharing!r}, but config.objective = 'mlm' has "
             "no second network to share with; leave it at 'embeddings'"
+        )
+    if config.objective == "mlm" and "rtd" in config.checkpoint.keep_best:
+        yield (
+            f"config.checkpoint.keep_best is {config.checkpoint.keep_best!r}, which "
+            "config.objective = 'mlm' does not measure"
         )
     if config.masking.mask_token_share + config.masking.random_token_share > 1:
         yield (
@@ -241,23 +256,30 @@ def clashes(config: ConfigDict, num_devices: int) -> Iterator[str]:
             "allowed: at most 1 together"
         )
     if data.strip_accents and not data.lower_case:
-        yield "config.data.strip_accents works only together with config.data.lower_case"
+        yield (
+            "config.data.strip_accents is True, which works only together with "
+            "config.data.lower_case = True"
+        )
 
     fixed = parallel.fsdp * parallel.tensor
     wanted = fixed * (1 if parallel.data == -1 else parallel.data)
     if num_devices % fixed or (parallel.data != -1 and wanted != num_devices):
         yield (
-            f"config.parallel asks for a mesh of {parallel.data} data x {parallel.fsdp} fsdp x "
-            f"{parallel.tensor} tensor devices; there are {num_devices}"
+            "config.parallel.data, config.parallel.fsdp and config.parallel.tensor are "
+            f"{parallel.data}, {parallel.fsdp} and {parallel.tensor}; allowed: a product that is "
+            f"the number of devices, {num_devices}"
         )
     if parallel.api == "pmap" and fixed != 1:
-        yield "config.parallel.api = 'pmap' is data parallel only: fsdp and tensor must be 1"
+        yield (
+            "config.parallel.api = 'pmap' is data parallel only: it needs config.parallel.fsdp = 1 "
+            f"and config.parallel.tensor = 1, found {parallel.fsdp} and {parallel.tensor}"
+        )
     shards = num_devices // parallel.tensor * config.num_microbatches
     if config.batch_size % shards:
         yield (
             f"config.batch_size is {config.batch_size}; allowed: a multiple of {shards} "
             f"({num_devices // parallel.tensor} devices that split the batch x "
-            f"{config.num_microbatches} micro-batches)"
+            f"config.num_microbatches = {config.num_microbatches})"
         )
     every = config.checkpoint.every_steps
     if config.checkpoint.keep_best and every % config.eval_every_steps:
@@ -275,6 +297,11 @@ def num_heads(hidden_size: int) -> int:
 def generator_width(config: ConfigDict) -> int:
     """Hidden size of the generator (spec 2.1)."""
     return round(config.model.hidden_size * config.generator.width)
+
+
+def generator_layers(config: ConfigDict) -> int:
+    """Depth of the generator (spec 2.1)."""
+    return round(config.model.num_layers * config.generator.depth)
 
 
 def model_config(config: ConfigDict, vocab_size: int) -> ElectraConfig:
@@ -309,7 +336,7 @@ def model_config(config: ConfigDict, vocab_size: int) -> ElectraConfig:
             discriminator,
             embedding_size=width if generator.sharing == "none" else model.embedding_size,
             hidden_size=width,
-            num_layers=round(model.num_layers * generator.depth),
+            num_layers=generator_layers(config),
             num_heads=num_heads(width),
             intermediate_size=4 * width,
         ),

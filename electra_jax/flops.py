@@ -1,7 +1,7 @@
 """Arithmetic of a training step, and what devices can do: the two halves of MFU.
 
-Counted are matrix products only, 2 operations per multiply-add, and a training step as three forward
-passes; recomputation does not count.
+Counted are matrix products only, 2 operations per multiply-add, and a training step as three
+forward passes; recomputation does not count.
 """
 
 import jax
@@ -30,7 +30,7 @@ def peak_flops(device: jax.Device) -> float | None:
     return next((peak for name, peak in PEAKS if name in device.device_kind), None)
 
 
-def encoder_flops(config: EncoderConfig, length: int) -> float:
+def encoder_flops(config: EncoderConfig, length: int) -> int:
     """Forward operations per token of the layers and the projection in front of them."""
     hidden, inner, embedding = config.hidden_size, config.intermediate_size, config.embedding_size
     layer = 8 * hidden * hidden + 4 * hidden * inner + 4 * length * hidden

@@ -1,30 +1,41 @@
 """Train, evaluate and resume: one command for every recipe and every machine.
 
     python -m electra_jax.main --config=configs/tiny.py
-    python -m electra_jax.main --config=configs/large.py --workdir=DIR --config.data.source='text/*.txt'
+    python -m electra_jax.main --config=configs/large.py --workdir=DIR --config.data.source='text/*'
 
 Run the same command again and it goes on where it stopped.
+
+Any field of a recipe can be set on the command line. Often used are
+
+    --config.data.source='a.txt,b/*.txt.gz'   text files to train on
+    --config.data.sequence_length=512         tokens in a row
+    --config.batch_size=256                   rows in an update, over all devices
+    --config.num_train_steps=100000           updates
+    --config.optimizer.learning_rate=2e-4     at its peak
+    --config.model.hidden_size=512            width of the network, and
+    --config.model.num_layers=12              its depth
+    --config.objective=mlm                    train BERT instead of ELECTRA
+    --config.log_every_steps=10               a line and a point in the curves
+
+electra_jax/config.py lists all of them with their defaults.
 """
 
 from pathlib import Path
 
 from absl import flags
-from ml_collections import config_flags
 
 from electra_jax import cli
 from electra_jax.train import train_and_evaluate
 
-CONFIG = config_flags.DEFINE_config_file("config", None, "recipe, e.g. configs/tiny.py")
-WORKDIR = flags.DEFINE_string("workdir", None, "run directory; default: runs/NAME_OF_THE_RECIPE")
-
 
 def main() -> None:
-    """Dispatch on `config.task`."""
-    config = cli.recipe(CONFIG)
-    name = Path(config_flags.get_config_filename(flags.FLAGS[CONFIG.name])).stem
-    workdir = Path(WORKDIR.value or f"runs/{name}")
-    if config.task == "pretrain":
-        train_and_evaluate(config, workdir)
+    """Run the recipe."""
+    values = cli.recipe_flags()
+    workdir = flags.DEFINE_string(
+        "workdir", None, "run directory; default: runs/NAME_OF_RECIPE", flag_values=values
+    )
+    config, recipe = cli.parse_with_recipe(values, __doc__)
+    train_and_evaluate(config, Path(workdir.value or f"runs/{recipe.stem}"))
 
 
 if __name__ == "__main__":

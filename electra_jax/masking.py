@@ -94,7 +94,9 @@ def mask_tokens(
 
         shown = jax.random.uniform(show_key, (num_slots,))
         as_mask = in_use & (shown < config.mask_token_share)
-        as_random = in_use & ~as_mask & (shown < config.mask_token_share + config.random_token_share)
+        as_random = (
+            in_use & ~as_mask & (shown < config.mask_token_share + config.random_token_share)
+        )
         random_ids = jax.random.randint(random_key, (num_slots,), 0, config.vocab_size)
         outside = len(ids)  # writes there are dropped
         masked_ids = ids.at[jnp.where(as_random, positions, outside)].set(random_ids, mode="drop")
@@ -125,7 +127,7 @@ def sample_replacements(
     """
     logits = jax.lax.stop_gradient(logits) / temperature
     if disallow_correct:
-        is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
+        is_label = jax.nn.one_hot(labels, logits.shape[-1], dtype=bool)
         logits = jnp.where(is_label, -jnp.inf, logits)
     blocks = logits.reshape(*logits.shape[:-1], -1, VOCAB_BLOCK)
 

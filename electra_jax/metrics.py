@@ -36,9 +36,7 @@ def area_under_curve(histogram: Float[np.ndarray, "2 bins"]) -> float | None:
     return float(wins / (negatives.sum() * positives.sum()))
 
 
-def summarize(
-    sums: Mapping[str, np.ndarray], loss_terms: Mapping[str, float]
-) -> dict[str, float]:
+def summarize(sums: Mapping[str, np.ndarray], loss_terms: Mapping[str, float]) -> dict[str, float]:
     """Means of the pairs, AUC of the histograms, and the total `loss` in front.
 
     A metric whose weight is zero (precision where nothing was called replaced) is left out.

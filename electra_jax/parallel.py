@@ -140,9 +140,7 @@ def make_program(
             out_shardings=(layout, everywhere),
             donate_argnums=0,
         )
-        evaluate = jax.jit(
-            evaluate, in_shardings=(layout.params, rows), out_shardings=everywhere
-        )
+        evaluate = jax.jit(evaluate, in_shardings=(layout.params, rows), out_shardings=everywhere)
     return Program(
         abstract_state=jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
@@ -166,6 +164,4 @@ def place(batch: dict[str, np.ndarray], mesh: Mesh, per_device: bool) -> Batch:
     if per_device:
         local = len(mesh.local_devices)
         batch = {name: x.reshape(local, -1, *x.shape[1:]) for name, x in batch.items()}
-    return {
-        name: jax.make_array_from_process_local_data(sharding, x) for name, x in batch.items()
-    }
+    return {name: jax.make_array_from_process_local_data(sharding, x) for name, x in batch.items()}

@@ -1,4 +1,17 @@
-"""Builds the tokenizer and the token store of a source, or finds them already there."""
+"""Build the tokenizer and the token store of a recipe, or find them already there.
+
+    python -m electra_jax.prepare --config=configs/tiny.py
+    python -m electra_jax.prepare --config=configs/large.py --config.data.source='text/*.txt'
+
+Training does this by itself. As a command of its own it runs on a machine without accelerators, and
+shows what a corpus holds before anything is trained on it. Often used are
+
+    --config.data.source='a.txt,b/*.txt.gz'   text files
+    --config.data.dir=DIR                     where token stores are kept
+    --config.data.vocab=vocab.txt             a given vocabulary instead of a trained one
+    --config.data.vocab_size=32000            pieces of a trained one
+    --config.data.held_out=0.01               share of the documents kept for evaluation
+"""
 
 import hashlib
 import json
@@ -8,6 +21,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from electra_jax import cli
+from electra_jax.config import validate
 from electra_jax.data import sources
 from electra_jax.data.store import FORMAT_VERSION, TokenStore, open_store, write_store
 from electra_jax.data.tokenizer import Tokenizer
@@ -122,3 +137,15 @@ def _report(store: TokenStore, seconds: float, log: Callable[[str], None]) -> No
             f"word, {counts['unknown'] / counts['tokens']:.3%} unknown"
         )
     log(f"vocabulary of {store.tokenizer.vocab_size:,} tokens; made in {seconds:.0f} s")
+
+
+def main() -> None:
+    """Prepare the data of the recipe."""
+    config, _ = cli.parse_with_recipe(cli.recipe_flags(), __doc__)
+    mesh = config.parallel
+    validate(config, num_devices=max(1, mesh.data) * mesh.fsdp * mesh.tensor)  # not those of here
+    prepare(config.data)
+
+
+if __name__ == "__main__":
+    cli.run(main)

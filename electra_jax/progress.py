@@ -7,7 +7,7 @@ last one has been dispatched; then the whole window is fetched at once.
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import jax
 import numpy as np
@@ -34,8 +34,9 @@ class Progress:
     Args:
       num_steps: of the whole run.
       loss_terms: weights that make up the total loss.
-      flops_per_token, peak: operations for one token and FLOP/s of all devices together; MFU is
-        left out where the peak is not known.
+      peak: tokens per second at an MFU of 1, or None where that is not known.
+      compilations: seconds of each compilation so far; grows, see `compilations`.
+      writer: receives every window and evaluation.
       log: prints a line.
     """
 
@@ -43,31 +44,30 @@ class Progress:
         self,
         num_steps: int,
         loss_terms: dict[str, float],
-        flops_per_token: float,
         peak: float | None,
+        compilations: list[float],
         writer: MetricWriter,
         log: Callable[[str], None],
     ):
         self.num_steps = num_steps
         self.loss_terms = loss_terms
-        self.flops_per_token = flops_per_token
         self.peak = peak
+        self.compilations = compilations
         self.writer = writer
         self.log = log
         self.window: list[tuple[int, Sums]] = []
         self.due: list[tuple[int, Sums]] = []
-        self.clock: float | None = None  # when the steps now collected began to run
-        self.compilations = compilation_counter()
+        self.first_step: int | None = None  # of this process: it compiles, and counts for no rate
+        self.clock = 0.0  # when the steps now collected began to run
 
     def add(self, step: int, sums: Sums) -> None:
         """Collect the sums of a step just dispatched; report the window before it, if complete."""
-        if self.clock is None:  # the first step compiles: it stays out of all rates
-            started = time.monotonic()
-            jax.block_until_ready(sums)
-            self.log(f"first step took {time.monotonic() - started:.1f} s after compilation")
-            self.clock = time.monotonic()
-            self.untimed = step
+        if self.first_step is None:
+            self.log(f"compiled in {sum(self.compilations):.1f} s")
             self.compilations.clear()
+            self.first_step = step
+            jax.block_until_ready(sums)
+            self.clock = time.monotonic()
         self.report()
         self.window.append((step, sums))
 
@@ -83,32 +83,31 @@ class Progress:
         """
         if not self.due:
             return
-        steps, fetched = zip(*jax.device_get(self.due), strict=True)
-        self.due = []
-        for step, sums in zip(steps, fetched, strict=True):
-            bad = [name for name, value in sums.items() if not np.isfinite(value).all()]
-            if bad:
-                raise FloatingPointError(f"step {step}: {', '.join(bad)} not finite")
-        timed = [sums["tokens"][0] for step, sums in zip(steps, fetched, strict=True)
-                 if step != self.untimed]
+        due, self.due = jax.device_get(self.due), []
         now = time.monotonic()
         seconds, self.clock = now - self.clock, now
-        values = metrics.summarize(add_up(fetched), self.loss_terms)
+        for step, sums in due:
+            require_finite(step, sums)
+
+        step = due[-1][0]
+        values = metrics.summarize(add_up(sums for _, sums in due), self.loss_terms)
         del values["tokens"]
-        rate, norm = values.pop("learning_rate"), values.pop("grad_norm")
-        values = {f"train/{name}": value for name, value in values.items()}
-        values |= {"learning_rate": rate, "grad_norm": norm}
-        if timed:
-            values["tokens_per_second"] = float(sum(timed)) / seconds
+        own = {name: values.pop(name) for name in ("learning_rate", "grad_norm")}
+        values = {f"train/{name}": value for name, value in values.items()} | own
+        tokens = [sums["tokens"][0] for step, sums in due if step != self.first_step]
+        if tokens:
+            values["tokens_per_second"] = float(sum(tokens)) / seconds
             if self.peak:
-                values["mfu"] = self.flops_per_token * values["tokens_per_second"] / self.peak
-        self.writer.write(steps[-1], values)
-        self.print_line(steps[-1], values, seconds / max(1, len(timed)))
+                values["mfu"] = values["tokens_per_second"] / self.peak
+        self.writer.write(step, values)
+        self.print_line(step, values, seconds / len(tokens) if tokens else None)
         if self.compilations:
             self.log(f"warning: {len(self.compilations)} compilations since the first step")
             self.compilations.clear()
 
-    def print_line(self, step: int, values: dict[str, float], seconds_per_step: float) -> None:
+    def print_line(
+        self, step: int, values: dict[str, float], seconds_per_step: float | None
+    ) -> None:
         """One line: where the run is, how it does, how fast it goes, how long it takes."""
         parts = [f"step {step:,}/{self.num_steps:,} ({step / self.num_steps:.0%})"]
         parts += shown(values, "train/")
@@ -116,11 +115,17 @@ class Progress:
             parts.append(f"{values['tokens_per_second']:,.0f} tokens/s")
         if "mfu" in values:
             parts.append(f"mfu {values['mfu']:.1%}")
-        parts.append(f"{duration((self.num_steps - step) * seconds_per_step)} left")
+        if seconds_per_step is not None:
+            parts.append(f"{duration((self.num_steps - step) * seconds_per_step)} left")
         self.log("  ".join(parts))
 
     def write_evaluation(self, step: int, results: dict[str, float]) -> None:
-        """Write and print held-out metrics; `results` carry their `eval/` prefix."""
+        """Write and print held-out metrics; `results` carry their `eval/` prefix.
+
+        Raises:
+          FloatingPointError: one of them is not finite.
+        """
+        require_finite(step, results)
         self.writer.write(step, results)
         self.log("  ".join([f"held out at step {step:,}:", *shown(results, "eval/")]))
 
@@ -133,9 +138,22 @@ class Progress:
         self.compilations.clear()
 
 
-def add_up(sums: list[Sums] | tuple[Sums, ...]) -> dict[str, np.ndarray]:
-    """Totals in float64."""
-    return {name: sum(np.asarray(one[name], np.float64) for one in sums) for name in sums[0]}
+def require_finite(step: int, values: dict[str, np.ndarray | float]) -> None:
+    """Raise FloatingPointError, naming the step and what is NaN or infinite, if anything is."""
+    bad = [name for name, value in values.items() if not np.isfinite(value).all()]
+    if bad:
+        raise FloatingPointError(
+            f"step {step}: {', '.join(bad)} not finite; all checkpoints are from before this step"
+        )
+
+
+def add_up(sums: Iterable[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Totals by name, in float64."""
+    totals: dict[str, np.ndarray] = {}
+    for one in sums:
+        for name, value in one.items():
+            totals[name] = totals.get(name, 0) + np.asarray(value, np.float64)
+    return totals
 
 
 def shown(values: dict[str, float], prefix: str) -> list[str]:
@@ -156,8 +174,9 @@ def duration(seconds: float) -> str:
     return f"{minutes} m {seconds:02} s" if minutes else f"{seconds} s"
 
 
-def compilation_counter() -> list[float]:
-    """A list that grows by the seconds of every compilation from now on."""
+@contextlib.contextmanager
+def compilations() -> Iterator[list[float]]:
+    """A list that grows by the seconds of every compilation inside the `with` block."""
     seconds: list[float] = []
 
     def listen(event: str, duration: float, **_) -> None:
@@ -165,4 +184,7 @@ def compilation_counter() -> list[float]:
             seconds.append(duration)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
-    return seconds
+    try:
+        yield seconds
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)

@@ -164,7 +164,7 @@ def _read_json(path: Path) -> dict:
     return content
 
 
-def _series(rows: list[dict], name: str) -> tuple[list[int], list[float]]:
+def _series(rows: list[dict], name: str) -> tuple[list[int], list[float | int]]:
     """The steps at which a metric was logged and its values."""
     points = [(row["step"], row[name]) for row in rows if name in row]
     return [step for step, _ in points], [value for _, value in points]

@@ -103,7 +103,7 @@ def train_step(
     one = jnp.float32(1)
     sums |= {
         "learning_rate": jnp.stack([rate, one]),
-        "grad_norm": jnp.stack([optax.global_norm(grads), one]),
+        "grad_norm": jnp.stack([optax.tree.norm(grads), one]),
         "tokens": jnp.stack([totals_tokens(batch, axis_name), one]),
     }
     return TrainState(state.step + 1, params, opt_state), sums

@@ -3,6 +3,7 @@
 import collections
 import importlib.metadata
 import json
+import os
 import platform
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from electra_jax.objectives import Objective, make_objective
 from electra_jax.optimizer import OptimizerConfig
 from electra_jax.parallel import Program
 from electra_jax.prepare import prepare
-from electra_jax.progress import Progress, add_up
+from electra_jax.progress import Progress, add_up, compilations
 from electra_jax.report import write_report
 from electra_jax.step import TrainState
 from electra_jax.writer import MetricWriter
@@ -49,11 +50,12 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> TrainState:
       The final state.
 
     Raises:
-      UserError: the configuration, the data or what `workdir` holds does not fit.
-      FloatingPointError: a loss is not finite. Checkpoints are from before that.
+      UserError: the configuration, the data or what `workdir` holds does not fit. In this case
+        nothing has been written there.
+      FloatingPointError: a loss is not finite. All checkpoints are from before that.
     """
     configuration.validate(config, jax.device_count())
-    check_same_run(config, workdir)
+    check_workdir(config, workdir)
     log = log_line if jax.process_index() == 0 else lambda _: None
 
     mesh = parallel.make_mesh(config.parallel)
@@ -62,100 +64,112 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> TrainState:
         layout.rows(store, split, config.data.sequence_length, config.data.layout)
         for split in ("train", "held_out")
     )
+    if len(rows) < config.batch_size:
+        raise UserError(
+            f"config.batch_size is {config.batch_size}, but config.data.source gives only "
+            f"{len(rows)} rows of {config.data.sequence_length} tokens to train on"
+        )
     objective = make_objective(config, store.tokenizer)
     optimizer = OptimizerConfig(num_steps=config.num_train_steps, **config.optimizer)
     program = parallel.make_program(
         mesh, objective, optimizer, config.seed, config.num_microbatches, config.parallel.api
     )
 
-    checkpoints = Checkpoints(
+    with Checkpoints(
         workdir / "checkpoints", store.hash, config.checkpoint.keep, config.checkpoint.keep_best
-    )
-    start = checkpoints.latest_step() or 0
-    state = checkpoints.restore(start, program.abstract_state) if start else program.init()
-    facts = describe(config, objective, state.params, store.manifest["splits"], rows, held_out)
-    write_run_files(config, workdir, store.tokenizer, facts)
-    for section, values in facts.items():
-        log(f"{section}: " + ", ".join(f"{name} {value}" for name, value in values.items()))
-    log(f"{workdir}: {'resuming' if start else 'starting'} at step {start:,}")
+    ) as checkpoints:
+        start = checkpoints.latest_step() or 0
+        state = checkpoints.restore(start, program.abstract_state) if start else program.init()
+        if start == config.num_train_steps:
+            log(f"{workdir}: nothing to do, all {start:,} steps are done")
+            return state
 
-    batches = loader.train_batches(
-        rows,
-        start,
-        config.num_train_steps - start,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-        num_threads=config.data.num_threads,
-        prefetch=config.data.prefetch,
-    )
-    with MetricWriter(workdir, start) as writer, jax.transfer_guard("disallow"):
-        progress = Progress(
-            config.num_train_steps,
-            objective.loss_terms,
-            flops_per_token(objective, config.data.sequence_length),
-            peak_of_all_devices(),
-            writer,
-            log,
+        facts = describe(config, objective, state.params, store.manifest["splits"], rows, held_out)
+        write_run_files(config, workdir, store.tokenizer, facts)
+        for section, values in facts.items():
+            log(f"{section}: " + ", ".join(f"{name} {value}" for name, value in values.items()))
+        log(f"{workdir}: {'resuming' if start else 'starting'} at step {start:,}")
+
+        batches = loader.train_batches(
+            rows,
+            start,
+            config.num_train_steps - start,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+            num_threads=config.data.num_threads,
+            prefetch=config.data.prefetch,
         )
-        for step, batch in enumerate(batches, start + 1):
-            state, sums = program.train_step(state, program.place(batch))
-            progress.add(step, sums)
+        with (
+            MetricWriter(workdir, start) as writer,
+            compilations() as compiled,
+            jax.transfer_guard("disallow"),
+        ):
+            progress = Progress(
+                config.num_train_steps,
+                objective.loss_terms,
+                peak_tokens_per_second(objective, config.data.sequence_length),
+                compiled,
+                writer,
+                log,
+            )
+            for step, batch in enumerate(batches, start + 1):
+                state, sums = program.train_step(state, program.place(batch))
+                progress.add(step, sums)
 
-            is_last = step == config.num_train_steps
-            evaluates = is_last or step % config.eval_every_steps == 0
-            saves = is_last or step % config.checkpoint.every_steps == 0
-            if evaluates or saves or step % config.log_every_steps == 0:
-                progress.close_window()
-            if evaluates or saves:
-                progress.report()  # stops here if a loss is not finite: before the save
-                with progress.paused():
-                    results = {}
-                    if evaluates:
-                        results = evaluate(program, objective, state.params, held_out, config)
-                        progress.write_evaluation(step, results)
-                        write_report(workdir)
-                    if saves:
-                        checkpoints.save(step, state, results)
-    checkpoints.close()
-    log(f"done: {write_report(workdir)}")
+                is_last = step == config.num_train_steps
+                evaluates = is_last or step % config.eval_every_steps == 0
+                saves = is_last or step % config.checkpoint.every_steps == 0
+                if evaluates or saves or step % config.log_every_steps == 0:
+                    progress.close_window()
+                if evaluates or saves:
+                    # Reports first, saves last: what is not finite stops the run before it can
+                    # reach a checkpoint, and resuming finds all lines up to the checkpoint.
+                    progress.report()
+                    with progress.paused():
+                        results = {}
+                        if evaluates:
+                            results = evaluate(
+                                program, objective, state.params, held_out, config.batch_size
+                            )
+                            progress.write_evaluation(step, results)
+                            write_report(workdir)
+                        if saves:
+                            checkpoints.save(step, state, results)
+    log(f"done: {workdir / 'report.html'}")
     return state
 
 
 def evaluate(
-    program: Program, objective: Objective, params: Params, held_out: Rows, config: ConfigDict
+    program: Program, objective: Objective, params: Params, held_out: Rows, batch_size: int
 ) -> dict[str, float]:
     """Metrics over every held-out row, each once; names start with `eval/`."""
-    totals = None
+    totals: dict[str, np.ndarray] = {}
     running = collections.deque()
-
-    def fetch_oldest() -> None:
-        nonlocal totals
-        sums = jax.device_get(running.popleft())
-        totals = add_up([totals, sums] if totals else [sums])
-
     for batch in loader.eval_batches(
         held_out,
-        batch_size=config.batch_size,
+        batch_size=batch_size,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
     ):
         running.append(program.eval_step(params, program.place(batch)))
         if len(running) > 4:  # the device always has work, and memory stays flat
-            fetch_oldest()
-    while running:
-        fetch_oldest()
+            totals = add_up([totals, jax.device_get(running.popleft())])
+    totals = add_up([totals, *jax.device_get(list(running))])
     values = metrics.summarize(totals, objective.loss_terms)
     return {f"eval/{name}": value for name, value in values.items()}
 
 
-def check_same_run(config: ConfigDict, workdir: Path) -> None:
-    """Refuse to continue a run under a configuration that computes something else."""
-    path = workdir / "config.json"
-    if not path.exists() or not any((workdir / "checkpoints").glob("[0-9]*")):
+def check_workdir(config: ConfigDict, workdir: Path) -> None:
+    """Refuse what cannot be written to, and a run whose configuration computes something else."""
+    existing = next(path for path in (workdir, *workdir.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise UserError(f"--workdir is {workdir}, but {existing} is not a directory to write to")
+    checkpoints = workdir / "checkpoints"
+    if not checkpoints.exists() or not any(path.name.isdigit() for path in checkpoints.iterdir()):
         return
-    before = configuration.flatten(ConfigDict(json.loads(path.read_text())))
+    before = configuration.flatten(ConfigDict(json.loads((workdir / "config.json").read_text())))
     now = configuration.flatten(config)
     differing = [
         f"config.{name} (was {before.get(name)!r}, is {now.get(name)!r})"
@@ -173,8 +187,10 @@ def write_run_files(config: ConfigDict, workdir: Path, tokenizer: Tokenizer, fac
     """What makes the run directory self-contained, beside checkpoints and metrics."""
     if jax.process_index() != 0:
         return
-    (workdir / "config.json").write_text(json.dumps(config.to_dict(), indent=1))
-    (workdir / "facts.json").write_text(json.dumps(facts, indent=1))
+    for name, content in {"config.json": config.to_dict(), "facts.json": facts}.items():
+        temporary = workdir / f"{name}.tmp"
+        temporary.write_text(json.dumps(content, indent=1))
+        temporary.replace(workdir / name)
     tokenizer.save(workdir / "tokenizer")
 
 
@@ -221,15 +237,13 @@ def describe(
 
 def flops_per_token(objective: Objective, length: int) -> float:
     """Operations for one token of one training step."""
-    return train_flops_per_token(
-        objective.model, length, objective.masking.max_predictions(length)
-    )
+    return train_flops_per_token(objective.model, length, objective.masking.max_predictions(length))
 
 
-def peak_of_all_devices() -> float | None:
-    """FLOP/s, or None where the kind of device is not known."""
+def peak_tokens_per_second(objective: Objective, length: int) -> float | None:
+    """What all devices together could do at most, or None where the kind of device is not known."""
     peak = peak_flops(jax.devices()[0])
-    return peak * jax.device_count() if peak else None
+    return peak * jax.device_count() / flops_per_token(objective, length) if peak else None
 
 
 def log_line(line: str) -> None:

@@ -1,9 +1,34 @@
-"""Fixtures for all tests."""
+"""Strict start-up and fixtures for all tests.
+
+Eight fake devices, no silent rank promotion, and the annotations of `electra_jax` checked at run
+time: a function that is given or returns an array of the wrong shape or dtype fails.
+"""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")  # compiles much faster
+
+import jax
+import jaxtyping
 import pytest
+from beartype import beartype
+
+
+def check_function(function: Callable) -> Callable:
+    """Check the types of every function but constructors.
+
+    JAX puts all sorts of leaves (shapes, shardings) in copies of our dataclasses.
+    """
+    return function if function.__name__ == "__init__" else beartype(function)
+
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_disable_most_optimizations", True)  # likewise
+jaxtyping.install_import_hook("electra_jax", "conftest.check_function")
 
 
 @pytest.fixture(scope="session")

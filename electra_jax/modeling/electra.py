@@ -17,6 +17,7 @@ from electra_jax.modeling.encoder import Embeddings, Encoder, EncoderConfig, att
 from electra_jax.modeling.layers import (
     PRNGKey,
     dense,
+    float32_einsum,
     gelu,
     glorot_uniform,
     layer_norm,
@@ -82,8 +83,8 @@ class MaskedLMHead(nnx.Module):
         x = self.norm(gelu(self.dense(hidden)))
         word = jnp.pad(word, ((0, padding), (0, 0))).astype(x.dtype)
         bias = jnp.pad(self.bias[...], (0, padding), constant_values=PADDED_LOGIT)
-        logits = jnp.einsum("bpe,ve->bpv", x, word, preferred_element_type=jnp.float32)
-        return logits + bias.astype(jnp.float32)
+        logits = float32_einsum("bpe,ve->bpv", x, word)
+        return logits + bias.astype(jnp.float32)[None, None]
 
 
 class Discriminator(nnx.Module):

@@ -6,12 +6,14 @@ import math
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from electra_jax.modeling.layers import (
     PRNGKey,
     dense,
     dropout,
+    float32_einsum,
     gelu,
     glorot_uniform,
     layer_norm,
@@ -51,7 +53,7 @@ class EncoderConfig:
     init_stddev: float = 0.02
     remat: str = "none"
     scan_unroll: int = 1
-    dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     def __post_init__(self):
         if self.hidden_size % self.num_heads:
@@ -99,7 +101,7 @@ class SelfAttention(nnx.Module):
         qkv = jnp.split(self.qkv(x), 3, axis=2)  # each [B, L, 1, A, D]
         query, key_, value = (part[:, :, 0] for part in qkv)
         query = query / math.sqrt(query.shape[-1])
-        scores = jnp.einsum("bqad,bkad->baqk", query, key_, preferred_element_type=jnp.float32)
+        scores = float32_einsum("bqad,bkad->baqk", query, key_)
         weights = dropout(jax.nn.softmax(scores + bias).astype(x.dtype), self.rate, key)
         return self.out(jnp.einsum("baqk,bkad->bqad", weights, value))
 
@@ -165,7 +167,7 @@ class Encoder(nnx.Module):
         bias: Float[Array, "B 1 L L"],
         key: PRNGKey | None,
         every_layer: bool = False,
-    ) -> tuple[Float[Array, "B L H"], Float[Array, "N+1 B L H"] | None]:
+    ) -> tuple[Float[Array, "B L H"], Float[Array, "states B L H"] | None]:
         """The last layer and, when asked for, the input of the stack and all its layers."""
         graph, stacked = nnx.split(self.layers)
 

@@ -92,9 +92,7 @@ class ReplacedTokenDetection(MaskedLanguageModel):
         return sums
 
 
-def rtd_sums(
-    logits: Float[Array, "B L"], is_replaced: Array, is_real: Array
-) -> Sums:
+def rtd_sums(logits: Float[Array, "B L"], is_replaced: Array, is_real: Array) -> Sums:
     """Loss and verdict metrics over real tokens (spec 3.6, 3.7).
 
     A positive logit calls the token replaced. Precision is the accuracy over tokens called

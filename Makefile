@@ -1,0 +1,44 @@
+# Needs python3 (3.11 or newer) and make; everything else is installed into VENV.
+PYTHON ?= python3
+VENV ?= .venv
+PIP = $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
+CONFIG ?= configs/tiny.py
+
+.PHONY: pretrain test test-slow test-newest lint format benchmark clean
+
+pretrain: $(VENV)/installed  ## set up, then pre-train CONFIG on this machine
+	$(VENV)/bin/python -m electra_jax.main --config=$(CONFIG)
+
+test: $(VENV)/installed  ## set up, then run the tests
+	$(VENV)/bin/python -m pytest
+
+test-slow: $(VENV)/installed  ## the tests that take minutes
+	$(VENV)/bin/python -m pytest -m slow
+
+# The tests on the newest releases that PYTHON can install, in an environment of their own.
+test-newest:
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip --quiet install --upgrade ".[test]"
+	.venv-newest/bin/python -m pip list | grep -iE "^(jax|jaxlib|flax|optax|orbax|grain|numpy) "
+	.venv-newest/bin/python -m pytest
+
+lint: $(VENV)/installed
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+format: $(VENV)/installed
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+benchmark: $(VENV)/installed  ## our step against PyTorch's, on the same data in one run
+	$(PIP) install torch transformers
+	$(VENV)/bin/python benchmarks/step.py
+
+$(VENV)/installed: requirements.lock setup.py
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -r requirements.lock
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	touch $@
+
+clean:
+	rm -rf .venv* build *.egg-info

@@ -1,0 +1,1 @@
+"""Weights of other frameworks, from and to our parameter tree."""

@@ -1,0 +1,39 @@
+"""Package metadata. Exact versions of everything are in requirements.lock."""
+
+from setuptools import find_packages, setup
+
+TEST = ["beartype", "pytest", "ruff", "safetensors"]
+
+setup(
+    name="electra_jax",
+    version="0.1.0",
+    description="ELECTRA pre-training in JAX, the same on a laptop and on a pod",
+    long_description=open("README.md", encoding="utf-8").read(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["electra_jax*"]),
+    python_requires=">=3.11",
+    install_requires=[
+        "absl-py",
+        "flax>=0.12.8",
+        "grain>=0.2.18",
+        "jax>=0.10.2",
+        "jaxtyping",
+        "matplotlib",
+        "ml_collections>=1.1",
+        "numpy",
+        "optax>=0.2.8",
+        "orbax-checkpoint>=0.12.8",
+        "sentencepiece",
+        "tensorboardX",
+        "tensorflow-datasets",
+        "tokenizers>=0.23",
+    ],
+    extras_require={
+        "gpu": ["jax[cuda13]"],
+        "tpu": ["jax[tpu]"],
+        "test": TEST,
+        "dev": [*TEST, "tensorboard"],
+        "benchmark": ["torch", "transformers"],
+    },
+)

@@ -1,0 +1,72 @@
+from unittest import mock
+
+import jax
+import pytest
+import tiny
+from jaxprs import matrix_products, operations
+
+from electra_jax.config import get_config, model_config
+from electra_jax.flops import peak_flops, train_flops_per_token
+
+
+@pytest.mark.parametrize(
+    ("hidden", "layers", "embedding", "generator", "length", "predictions", "gigaflops"),
+    [  # worked out by hand for the published sizes
+        (256, 12, 128, 0.25, 128, 19, "0.070"),
+        (768, 12, 768, 1 / 3, 128, 19, "0.611"),
+        (768, 12, 768, 1 / 3, 512, 79, "0.668"),
+        (1024, 24, 1024, 0.25, 512, 130, "2.170"),
+    ],
+)
+def test_published_sizes(hidden, layers, embedding, generator, length, predictions, gigaflops):
+    config = get_config()
+    config.model.update(hidden_size=hidden, num_layers=layers, embedding_size=embedding)
+    config.generator.width = generator
+    model = model_config(config, vocab_size=30522)
+    assert f"{train_flops_per_token(model, length, predictions) / 1e9:.3f}" == gigaflops
+
+
+@pytest.mark.parametrize(
+    ("kind", "sharing", "embedding"),
+    [
+        ("electra", "embeddings", 8),
+        ("electra", "embeddings", 32),
+        ("electra", "none", 8),
+        ("electra", "all", 8),
+        ("mlm", "embeddings", 8),
+    ],
+)
+def test_formula_equals_the_matrix_products_of_a_training_step(kind, sharing, embedding):
+    objective = tiny.objective(
+        kind, sharing, vocab_size=384, embedding_size=embedding, dropout=0.1, attention_dropout=0.1
+    )
+    batch = jax.device_put(tiny.packed(3, vocab_size=384))
+    key = jax.random.key(0)
+    masked = objective.mask(batch, key)
+
+    def loss(params):
+        sums = objective.sums(params, batch, masked, key, key, evaluation=False)
+        return sum(sums[term][0] for term in objective.loss_terms)
+
+    program = jax.make_jaxpr(jax.grad(loss))(objective.structure())
+    counted = sum(times * operations(dot) for dot, times in matrix_products(program.jaxpr))
+    predictions = masked.masked_positions.shape[1]
+    per_token = train_flops_per_token(objective.model, tiny.LENGTH, predictions)
+    assert counted == pytest.approx(per_token * 3 * tiny.LENGTH, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "peak"),
+    [
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("TPU v5 lite", 197e12),
+        ("TPU v5p", 459e12),
+        ("TPU v5", 459e12),
+        ("TPU v6 lite", 918e12),
+        ("TPU v4", 275e12),
+        ("cpu", None),
+    ],
+)
+def test_peaks_by_device_kind(kind, peak):
+    assert peak_flops(mock.Mock(spec=jax.Device, device_kind=kind)) == peak

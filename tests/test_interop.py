@@ -1,0 +1,238 @@
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+from safetensors.numpy import load_file
+
+from electra_jax.errors import UserError
+from electra_jax.interop.huggingface import from_huggingface, one_tower, to_huggingface
+from electra_jax.masking import Masked
+from electra_jax.modeling.electra import Context, Electra, ElectraConfig, structure
+from electra_jax.modeling.encoder import EncoderConfig, attention_bias
+from electra_jax.objectives.electra import rtd_sums
+from electra_jax.objectives.mlm import mlm_sums
+
+TOWERS = ("discriminator", "generator")
+
+
+@functools.cache
+def parameters(kind: str = "electra", sharing: str = "embeddings") -> dict:
+    """Random numbers in every place, biases too."""
+    rng = np.random.default_rng(0)
+    shapes = tiny.objective(kind, sharing).structure()
+    return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), shapes)
+
+
+class Oracle:
+    """A tower of Hugging Face's with its input and output, and our model with the same weights."""
+
+    def __init__(self, directory, tower: str):
+        configs = {name: read_config(directory / f"{name}.config.json") for name in TOWERS}
+        self.graph, shapes = structure(ElectraConfig(**configs))
+        self.tower = tower
+        self.tensors = load_file(directory / f"{tower}.safetensors")
+        self.params = from_huggingface(self.tensors, one_tower(shapes, tower))
+        (other,) = set(TOWERS) - {tower}
+        self.rest = {other: jax.tree.map(lambda x: jnp.zeros(x.shape), shapes[other])}
+        with np.load(directory / "io.npz") as io:
+            self.inputs = {name: jnp.int32(io[name]) for name in io if io[name].ndim == 2}
+            prefix = f"gelu/{tower}/"
+            self.outputs = {
+                name.removeprefix(prefix): io[name] for name in io if name.startswith(prefix)
+            }
+        norms = json.loads((directory / "grad_norms.json").read_text())
+        self.grad_norms = norms[f"gelu/{tower}/grad_norms"]
+        self.is_real = self.inputs["attention_mask"] > 0
+        self.ids = self.inputs["input_ids"]
+        self.masked = slots(self.ids, self.inputs["mlm_labels"])
+        self.context = Context(
+            piece_ids=self.inputs["attention_mask"],
+            position_ids=jnp.broadcast_to(jnp.arange(16), (4, 16)),
+            token_type_ids=self.inputs["token_type_ids"],
+        )
+
+    def bind(self, params) -> Electra:
+        return nnx.merge(self.graph, params | self.rest)
+
+    def loss(self, params) -> jax.Array:
+        if self.tower == "discriminator":
+            logits = self.bind(params).discriminate(self.ids, self.context, None)
+            sums = rtd_sums(logits, self.inputs["rtd_labels"] == 1, self.is_real)
+            return sums["rtd_loss"][0] / sums["rtd_loss"][1]
+        positions = self.masked.masked_positions
+        logits = self.bind(params).generate(self.ids, self.context, positions, None)
+        sums = mlm_sums(logits, self.masked)
+        return sums["mlm_loss"][0] / sums["mlm_loss"][1]
+
+
+def slots(ids: jax.Array, labels: jax.Array) -> Masked:
+    """Slots for the labels that are not -100; rows with fewer have slots of weight 0."""
+    chosen = labels != -100
+    num_slots = int(chosen.sum(axis=1).max())
+    positions = jnp.argsort(~chosen, axis=1, stable=True)[:, :num_slots]
+    weights = jnp.take_along_axis(chosen, positions, axis=1).astype(jnp.float32)
+    labels = jnp.take_along_axis(labels, positions, axis=1)
+    return Masked(ids, positions, jnp.where(weights > 0, labels, 0), weights)
+
+
+def read_config(path) -> EncoderConfig:
+    config = json.loads(path.read_text())
+    return EncoderConfig(
+        vocab_size=config["vocab_size"],
+        embedding_size=config["embedding_size"],
+        hidden_size=config["hidden_size"],
+        num_layers=config["num_hidden_layers"],
+        num_heads=config["num_attention_heads"],
+        intermediate_size=config["intermediate_size"],
+        max_positions=config["max_position_embeddings"],
+        token_types=config["type_vocab_size"],
+    )
+
+
+@pytest.fixture(scope="module", params=TOWERS)
+def oracle(request, shared_data) -> Oracle:
+    return Oracle(shared_data / "electra_oracle", request.param)
+
+
+def test_logits_equal_hugging_face(oracle):
+    model = oracle.bind(oracle.params)
+    if oracle.tower == "discriminator":
+        logits = model.discriminate(oracle.ids, oracle.context, None)
+    else:
+        everywhere = oracle.context.position_ids
+        logits = model.generate(oracle.ids, oracle.context, everywhere, None)
+        logits = logits[..., : len(model.embeddings.word)]
+    expected = oracle.outputs["logits"]
+    assert logits.shape == expected.shape
+    np.testing.assert_allclose(logits[oracle.is_real], expected[oracle.is_real], atol=1e-5, rtol=0)
+
+
+def test_hidden_states_equal_hugging_face(oracle):
+    model = oracle.bind(oracle.params)
+    context = oracle.context
+    embedded = model.embeddings(oracle.ids, context.position_ids, context.token_type_ids, None)
+    bias = attention_bias(context.piece_ids)
+    encoder = getattr(model, oracle.tower).encoder
+    last, states = encoder.hidden_states(embedded, bias, None, every_layer=True)
+    assert len(states) == 4
+    for i, state in enumerate(states):
+        expected = oracle.outputs[f"hidden_{i}"][oracle.is_real]
+        np.testing.assert_allclose(state[oracle.is_real], expected, atol=1e-5, rtol=0)
+    np.testing.assert_array_equal(last, states[-1])
+
+
+def test_loss_and_the_gradient_of_every_tensor_equal_hugging_face(oracle):
+    loss, grads = jax.jit(jax.value_and_grad(oracle.loss))(oracle.params)
+    np.testing.assert_allclose(loss, oracle.outputs["loss"], atol=1e-5, rtol=0)
+    norms = {name: np.linalg.norm(x) for name, x in to_huggingface(grads).items()}
+    assert norms.keys() == oracle.grad_norms.keys()
+    off = {
+        name: (norm, expected)
+        for name, norm in norms.items()
+        if abs(norm - (expected := oracle.grad_norms[name])) > 1e-5 * max(1, expected)
+    }
+    assert off == {}
+
+
+def test_import_and_export_are_inverse_on_real_files(oracle):
+    exported = to_huggingface(oracle.params)
+    assert oracle.tensors.keys() - exported.keys() <= {"generator_lm_head.weight"}
+    for name, x in exported.items():
+        np.testing.assert_array_equal(x, oracle.tensors[name])
+
+
+@pytest.mark.parametrize(
+    ("tower", "sharing"),
+    [
+        ("discriminator", "embeddings"),
+        ("generator", "embeddings"),
+        ("generator", "none"),
+        ("generator", "all"),
+    ],
+)
+def test_export_and_import_are_inverse(tower, sharing):
+    params = parameters(sharing=sharing)
+    part = one_tower(params, tower)
+    tensors = to_huggingface(part)
+    assert sum(x.size for x in tensors.values()) == sum(x.size for x in jax.tree.leaves(part))
+    jax.tree.map(np.testing.assert_array_equal, from_huggingface(tensors, part), part)
+
+
+def test_where_a_shared_tower_gets_its_parts():
+    one = parameters(sharing="all")
+    part = one_tower(one, "generator")
+    assert part["generator"]["encoder"] is one["discriminator"]["encoder"]
+    assert part["generator"]["head"] is one["generator"]["head"]
+    two = parameters(sharing="none")
+    assert one_tower(two, "generator")["embeddings"] is two["generator"]["embeddings"]
+    assert one_tower(two, "discriminator")["embeddings"] is two["embeddings"]
+    bert = parameters("mlm")
+    assert one_tower(bert, "generator") == bert
+
+
+def test_layout_of_kernels():
+    """`[out, in]` there; ours `[in, out]`, stacked, q, k, v fused in this order and heads split."""
+    params = parameters()
+    tensors = to_huggingface(one_tower(params, "discriminator"))
+    layers = params["discriminator"]["encoder"]["layers"]
+    name = "electra.encoder.layer.1."
+    equal = np.testing.assert_array_equal
+    for i, part in enumerate(("query", "key", "value")):
+        ours = layers["attention"]["qkv"]["kernel"][1, :, i]  # [H, A, D]
+        equal(tensors[f"{name}attention.self.{part}.weight"], ours.reshape(32, 32).T)
+        ours = layers["attention"]["qkv"]["bias"][1, i]  # [A, D]
+        equal(tensors[f"{name}attention.self.{part}.bias"], ours.reshape(32))
+    ours = layers["attention"]["out"]["kernel"][1]  # [A, D, H]
+    equal(tensors[f"{name}attention.output.dense.weight"], ours.reshape(32, 32).T)
+    equal(tensors[f"{name}intermediate.dense.weight"], layers["up"]["kernel"][1].T)
+
+
+def generator_file() -> tuple[dict[str, np.ndarray], dict]:
+    part = one_tower(parameters(), "generator")
+    return {name: np.asarray(x) for name, x in to_huggingface(part).items()}, part
+
+
+def test_tied_output_and_buffers_are_accepted():
+    tensors, part = generator_file()
+    word = tensors["electra.embeddings.word_embeddings.weight"]
+    extra = {
+        "generator_lm_head.weight": word,
+        "electra.embeddings.position_ids": np.arange(64)[None],
+    }
+    jax.tree.map(np.testing.assert_array_equal, from_huggingface(tensors | extra, part), part)
+
+
+def test_half_precision_files_become_float32():
+    tensors, part = generator_file()
+    halves = {name: x.astype(np.float16) for name, x in tensors.items()}
+    params = from_huggingface(halves, part)
+    assert {x.dtype for x in jax.tree.leaves(params)} == {np.dtype(np.float32)}
+
+
+def test_tensors_that_do_not_fit_are_all_named():
+    tensors, part = generator_file()
+    del tensors["electra.embeddings_project.bias"]
+    tensors["electra.encoder.layer.2.output.dense.bias"] = np.zeros(16, np.float32)
+    tensors["electra.encoder.layer.0.output.dense.weight"] = np.zeros((32, 16), np.float32)
+    tensors["generator_lm_head.weight"] = np.zeros((tiny.VOCAB, 8), np.float32)
+    with pytest.raises(UserError) as error:
+        from_huggingface(tensors, part)
+    for problem in (
+        "electra.embeddings_project.bias is missing",
+        "electra.encoder.layer.2.output.dense.bias is not known",
+        "electra.encoder.layer.0.output.dense.weight is (32, 16), the model's is (16, 32)",
+        "generator_lm_head.weight is not tied to electra.embeddings.word_embeddings.weight",
+    ):
+        assert problem in str(error.value)
+
+
+def test_a_file_of_the_other_tower_is_refused():
+    params = parameters()
+    tensors = to_huggingface(one_tower(params, "discriminator"))
+    with pytest.raises(UserError, match=r"discriminator_predictions.* is not known"):
+        from_huggingface(tensors, one_tower(params, "generator"))

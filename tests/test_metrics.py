@@ -1,0 +1,103 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from electra_jax.metrics import (
+    SCORE_BINS,
+    SCORE_RANGE,
+    area_under_curve,
+    score_histogram,
+    summarize,
+)
+
+
+def pairwise_area(scores: np.ndarray, labels: np.ndarray) -> float:
+    """The share of all (positive, negative) pairs in the right order, ties counting half."""
+    positive, negative = scores[labels][:, None], scores[~labels][None, :]
+    return ((positive > negative) + 0.5 * (positive == negative)).mean()
+
+
+def histogram(scores, labels, real=None) -> np.ndarray:
+    """Of one or several rows."""
+    labels = jnp.atleast_2d(jnp.asarray(labels, bool))
+    real = jnp.ones_like(labels) if real is None else jnp.atleast_2d(jnp.asarray(real, bool))
+    return np.asarray(score_histogram(jnp.atleast_2d(jnp.float32(scores)), labels, real))
+
+
+def area(scores, labels, real=None) -> float | None:
+    return area_under_curve(histogram(scores, labels, real))
+
+
+@pytest.mark.parametrize("share", [0.06, 0.5])
+def test_area_equals_all_pairs_compared(share):
+    rng = np.random.default_rng(0)
+    labels = rng.random(500) < share
+    # At the centres of bins, where binning loses nothing; few enough bins for many ties.
+    bins = rng.integers(0, 40, 500) + 10 * labels + SCORE_BINS // 2
+    scores = (bins + 0.5) / SCORE_BINS * 2 * SCORE_RANGE - SCORE_RANGE
+    exact = pairwise_area(scores, labels)
+    assert 0.5 < exact < 0.9
+    assert area(scores, labels) == pytest.approx(exact, abs=1e-12)
+
+
+def test_binning_of_any_scores_is_harmless():
+    rng = np.random.default_rng(1)
+    labels = rng.random(1000) < 0.1
+    scores = rng.normal(size=1000) * 3 + 2 * labels
+    assert area(scores, labels) == pytest.approx(pairwise_area(scores, labels), abs=1e-4)
+
+
+def test_ties_count_half():
+    assert area([1.0, 1.0], [0, 1]) == 0.5
+    # Of the four pairs two are right, one is tied and one is wrong.
+    assert area([0.0, 2.0, 1.0, 2.0], [0, 0, 1, 1]) == 2.5 / 4
+    assert area([0.0, 1.0, 2.0, 3.0], [0, 0, 1, 1]) == 1.0
+    assert area([0.0, 1.0, 2.0, 3.0], [1, 1, 0, 0]) == 0.0
+
+
+def test_scores_beyond_the_range_are_kept_at_its_ends():
+    assert area([-1e9, -20.0, 20.0, 1e9], [0, 0, 1, 1]) == 1.0
+    assert area([20.0, 30.0], [0, 1]) == 0.5  # one bin
+
+
+def test_padding_does_not_count():
+    scores, labels = [0.5, -0.2, 0.1, 0.9], [1, 0, 0, 1]
+    padding = [-9.0] * 12  # the original counted it as easy negatives (spec 0.13)
+    real = [1] * 4 + [0] * 12
+    assert area(scores + padding, labels + [0] * 12, real) == area(scores, labels) == 1.0
+    wrong = area(scores[::-1], [0, 1, 0, 1])
+    assert area(scores[::-1] + padding, [0, 1, 0, 1] + [0] * 12, real) == wrong < 1
+
+
+def test_histograms_of_batches_add_up():
+    rng = np.random.default_rng(2)
+    scores = np.float32(rng.normal(size=(2, 300)))
+    labels = rng.random((2, 300)) < 0.2
+    first, second = (histogram(scores[i], labels[i]) for i in range(2))
+    assert area_under_curve(first + second) == area(scores, labels)
+
+
+@pytest.mark.parametrize("labels", [[0, 0], [1, 1]])
+def test_one_empty_class_has_no_area(labels):
+    assert area([0.1, 0.2], labels) is None
+    assert area([0.1, 0.2, 0.3], [*labels, 1 - labels[0]], real=[1, 1, 0]) is None
+
+
+def test_summary_divides_weighs_and_leaves_out_what_has_no_weight():
+    empty = np.zeros((2, SCORE_BINS), np.float32)
+    sums = {
+        "mlm_loss": np.float32([30.0, 10.0]),
+        "rtd_loss": np.float32([2.0, 20.0]),
+        "rtd_precision": np.float32([0.0, 0.0]),
+        "rtd_auc": empty,
+    }
+    values = summarize(sums, {"mlm_loss": 1.0, "rtd_loss": 50.0})
+    assert list(values) == ["loss", "mlm_loss", "rtd_loss"]
+    assert values == pytest.approx({"loss": 3 + 50 * 0.1, "mlm_loss": 3.0, "rtd_loss": 0.1})
+    assert {type(value) for value in values.values()} == {float}
+
+
+def test_summary_of_scores_is_their_area():
+    counts = histogram([0.0, 1.0, 1.0, 2.0], [0, 0, 1, 1])
+    values = summarize({"rtd_auc": counts}, {})
+    assert values == {"loss": 0.0, "rtd_auc": 3.5 / 4}

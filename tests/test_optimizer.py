@@ -1,0 +1,139 @@
+"""The update rule and the schedule against spec 4.1 and 4.2."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from electra_jax.optimizer import (
+    OptimizerConfig,
+    is_decayed,
+    learning_rate,
+    make_optimizer,
+    scale_by_biased_adam,
+)
+
+
+def rate(config: OptimizerConfig, step: int) -> float:
+    return float(learning_rate(config, jnp.int32(step)))
+
+
+def test_three_steps_by_hand():
+    config = OptimizerConfig(learning_rate=0.1, warmup_steps=2, num_steps=10, max_grad_norm=0)
+    optimizer = make_optimizer(config)
+    params = {"kernel": jnp.array([1.0]), "bias": jnp.array([1.0])}
+    state = optimizer.init(params)
+    rates = [0.0, 0.1 * 0.9 * 0.5, 0.1 * 0.8]  # decay times warm-up
+    kernel, bias, m, v = 1.0, 1.0, 0.0, 0.0
+    for step, gradient in enumerate([0.5, -1.0, 2.0]):
+        grads = {"kernel": jnp.array([gradient]), "bias": jnp.array([gradient])}
+        updates, state = optimizer.update(grads, state, params)
+        at = learning_rate(config, jnp.int32(step))
+        params = jax.tree.map(lambda p, u, at=at: p - at * u, params, updates)
+
+        m = 0.9 * m + 0.1 * gradient
+        v = 0.999 * v + 0.001 * gradient**2
+        direction = m / (v**0.5 + 1e-6)
+        kernel -= rates[step] * (direction + 0.01 * kernel)
+        bias -= rates[step] * direction
+        assert float(at) == pytest.approx(rates[step], rel=1e-6)
+        np.testing.assert_allclose(params["kernel"], kernel, rtol=1e-6)
+        np.testing.assert_allclose(params["bias"], bias, rtol=1e-6)
+        np.testing.assert_allclose(state[1]["mu"]["kernel"], m, rtol=1e-6)
+        np.testing.assert_allclose(state[1]["nu"]["kernel"], v, rtol=1e-6)
+        if step == 0:
+            assert params["kernel"] == 1  # rate 0, but the moments above have moved
+
+
+def test_constant_gradient_overshoots_as_without_bias_correction():
+    adam = scale_by_biased_adam(0.9, 0.999, 1e-6)
+    gradient = {"x": jnp.float32(3.0)}
+    ratios, state = [], adam.init(gradient)
+    for _ in range(50):
+        update, state = adam.update(gradient, state)
+        ratios.append(float(update["x"]))
+    steps = np.arange(1, 51)
+    np.testing.assert_allclose(ratios, (1 - 0.9**steps) / np.sqrt(1 - 0.999**steps), rtol=1e-4)
+    assert ratios[0] == pytest.approx(3.2, abs=0.05)
+    assert max(ratios) == pytest.approx(6.57, abs=0.01)
+    assert 10 <= np.argmax(ratios) + 1 <= 15
+
+
+NOT_DECAYED = """
+embeddings/norm/bias
+embeddings/norm/scale
+discriminator/encoder/layers/attention/out/bias
+discriminator/encoder/layers/attention/qkv/bias
+discriminator/encoder/layers/attention_norm/bias
+discriminator/encoder/layers/attention_norm/scale
+discriminator/encoder/layers/down/bias
+discriminator/encoder/layers/output_norm/bias
+discriminator/encoder/layers/output_norm/scale
+discriminator/encoder/layers/up/bias
+discriminator/encoder/projection/bias
+discriminator/head/dense/bias
+discriminator/head/output/bias
+generator/encoder/layers/attention/out/bias
+generator/encoder/layers/attention/qkv/bias
+generator/encoder/layers/attention_norm/bias
+generator/encoder/layers/attention_norm/scale
+generator/encoder/layers/down/bias
+generator/encoder/layers/output_norm/bias
+generator/encoder/layers/output_norm/scale
+generator/encoder/layers/up/bias
+generator/encoder/projection/bias
+generator/head/bias
+generator/head/dense/bias
+generator/head/norm/bias
+generator/head/norm/scale
+"""
+DECAYED = """
+embeddings/position
+embeddings/token_type
+embeddings/word
+discriminator/encoder/layers/attention/out/kernel
+discriminator/encoder/layers/attention/qkv/kernel
+discriminator/encoder/layers/down/kernel
+discriminator/encoder/layers/up/kernel
+discriminator/encoder/projection/kernel
+discriminator/head/dense/kernel
+discriminator/head/output/kernel
+generator/encoder/layers/attention/out/kernel
+generator/encoder/layers/attention/qkv/kernel
+generator/encoder/layers/down/kernel
+generator/encoder/layers/up/kernel
+generator/encoder/projection/kernel
+generator/head/dense/kernel
+"""
+
+
+def test_biases_and_layer_norms_alone_are_not_decayed():
+    decayed = tiny.flat(is_decayed(tiny.objective().structure()))
+    assert {name for name, yes in decayed.items() if not yes} == set(NOT_DECAYED.split())
+    assert {name for name, yes in decayed.items() if yes} == set(DECAYED.split())
+
+
+@pytest.mark.parametrize(("max_grad_norm", "factor"), [(1.0, 1 / 13), (26.0, 1.0), (0, 1.0)])
+def test_gradients_are_clipped_by_their_global_norm(max_grad_norm, factor):
+    config = tiny.optimizer(max_grad_norm=max_grad_norm)
+    grads = {"kernel": jnp.array([3.0, 4.0]), "bias": jnp.array([12.0])}  # norm 13
+    optimizer = make_optimizer(config)
+    _, (_, adam, _) = optimizer.update(grads, optimizer.init(grads), grads)
+    np.testing.assert_allclose(adam["mu"]["kernel"], [0.3 * factor, 0.4 * factor], rtol=1e-6)
+    np.testing.assert_allclose(adam["mu"]["bias"], [1.2 * factor], rtol=1e-6)
+
+
+def test_warmup_and_decay_are_multiplied():
+    config = OptimizerConfig(learning_rate=5e-4, warmup_steps=10_000, num_steps=1_000_000)
+    assert rate(config, 0) == 0
+    assert rate(config, 5_000) == pytest.approx(5e-4 * 0.5 * 0.995, rel=1e-6)
+    assert rate(config, 10_000) == pytest.approx(5e-4 * 0.99, rel=1e-6)  # the peak
+    assert rate(config, 10_000) > max(rate(config, 9_999), rate(config, 10_001))
+    assert rate(config, 500_000) == pytest.approx(5e-4 * 0.5, rel=1e-6)
+    assert rate(config, 1_000_000) == rate(config, 1_500_000) == 0
+
+
+def test_no_warmup_starts_at_the_full_rate():
+    config = OptimizerConfig(learning_rate=0.5, warmup_steps=0, num_steps=4, decay_power=2.0)
+    assert [rate(config, step) for step in range(5)] == [0.5, 0.28125, 0.125, 0.03125, 0]

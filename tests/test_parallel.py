@@ -1,0 +1,238 @@
+"""Numbers do not depend on the topology; and arrays lie where the rules say."""
+
+import functools
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from jax.sharding import PartitionSpec
+from ml_collections import ConfigDict
+
+from electra_jax import masking, parallel
+from electra_jax.parallel import Program, make_mesh, make_program, partition_spec, path_name
+from electra_jax.step import TrainState, init_state
+
+BATCH = tiny.packed(16)
+SEED = 1
+
+# name: data, fsdp, tensor, micro-batches, api
+CARRIERS = {
+    "one device": (1, 1, 1, 1, "jit"),
+    "8 data": (8, 1, 1, 1, "jit"),
+    "2 data, 4 fsdp": (2, 4, 1, 1, "jit"),
+    "4 data, 2 tensor": (4, 1, 2, 1, "jit"),
+    "2 data, 2 fsdp, 2 tensor": (2, 2, 2, 1, "jit"),
+    "2 data, 4 fsdp, 2 microbatches": (2, 4, 1, 2, "jit"),
+    "8 pmapped": (8, 1, 1, 1, "pmap"),
+    "4 pmapped, 2 microbatches": (4, 1, 1, 2, "pmap"),
+}
+OTHERS = [
+    pytest.param(name, marks=[pytest.mark.slow] if name.startswith("4 pmapped") else [])
+    for name in list(CARRIERS)[1:]
+]
+
+
+def mesh(data: int, fsdp: int, tensor: int) -> jax.sharding.Mesh:
+    devices = jax.devices()[: data * fsdp * tensor]
+    return make_mesh(ConfigDict({"data": data, "fsdp": fsdp, "tensor": tensor}), devices)
+
+
+@functools.cache
+def program(carrier: str, kind: str) -> Program:
+    *axes, parts, api = CARRIERS[carrier]
+    objective = tiny.objective(kind, init_stddev=0.1)
+    return make_program(mesh(*axes), objective, tiny.optimizer(), SEED, parts, api)
+
+
+@functools.cache
+def initial(kind: str) -> TrainState:
+    """The state of step 0, on the host."""
+    init = functools.partial(init_state, tiny.objective(kind, init_stddev=0.1), tiny.optimizer())
+    return jax.device_get(jax.jit(init, static_argnums=0)(SEED))
+
+
+def start(program: Program, kind: str) -> TrainState:
+    layout = jax.tree.map(lambda x: x.sharding, program.abstract_state)
+    return jax.device_put(initial(kind), layout)
+
+
+@functools.cache
+def train(carrier: str, kind: str) -> tuple[dict, list[dict]]:
+    """Parameters after five steps, and the metrics of each."""
+    running, history = program(carrier, kind), []
+    state = start(running, kind)
+    for _ in range(5):
+        state, sums = running.train_step(state, running.place(BATCH))
+        history.append(jax.device_get(sums))
+    return tiny.flat(state.params), history
+
+
+def assert_same_training(carrier: str, kind: str) -> None:
+    params, history = train("one device", kind)
+    other_params, other_history = train(carrier, kind)
+    moved = tiny.flat(initial(kind).params)
+    assert all((params[name] != moved[name]).any() for name in params)
+    for name, value in params.items():
+        np.testing.assert_allclose(other_params[name], value, rtol=0, atol=1e-5, err_msg=name)
+    for sums, other in zip(history, other_history, strict=True):
+        assert sums.keys() == other.keys()
+        for name, value in sums.items():
+            np.testing.assert_allclose(other[name], value, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("carrier", OTHERS)
+def test_training_is_the_same_on_any_topology(carrier):
+    assert_same_training(carrier, "electra")
+
+
+def test_training_a_masked_language_model_is_the_same_too():
+    assert_same_training("2 data, 2 fsdp, 2 tensor", "mlm")
+
+
+def test_initial_state_is_the_same_on_any_topology():
+    state = program("2 data, 2 fsdp, 2 tensor", "electra").init()
+    expected = tiny.flat(initial("electra"))
+    for name, value in tiny.flat(state).items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("carrier", ["2 data, 2 fsdp, 2 tensor", "8 pmapped"])
+def test_evaluation_is_the_same_on_any_topology(carrier):
+    def evaluate(carrier: str) -> dict[str, np.ndarray]:
+        running = program(carrier, "electra")
+        sums = running.eval_step(start(running, "electra").params, running.place(BATCH))
+        return jax.device_get(sums)
+
+    expected = evaluate("one device")
+    sums = evaluate(carrier)
+    assert sums.keys() == expected.keys()
+    for name, value in expected.items():
+        if name == "rtd_auc":  # a score on the border of two bins may fall in either
+            assert np.abs(sums[name] - value).sum() <= 4
+        else:
+            np.testing.assert_allclose(sums[name], value, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("mode", ["clean", "faithful"])
+def test_masks_and_samples_are_identical_integers(mode):
+    objective = tiny.objective(mode=mode)
+
+    def draw(batch):
+        key = jax.random.key(SEED)
+        masked = objective.mask(batch, key)
+        keys = masking.row_keys(key, batch["row"])
+        logits = jax.vmap(lambda key: jax.random.normal(key, (4, 384)))(keys)
+        return masked, masking.sample_replacements(logits, masked.labels, keys)
+
+    expected = jax.tree.leaves(jax.device_get(jax.jit(draw)(BATCH)))
+    for carrier in ("8 data", "2 data, 2 fsdp, 2 tensor", "8 pmapped"):
+        *axes, _, api = CARRIERS[carrier]
+        devices = mesh(*axes)
+        pmap = functools.partial(jax.pmap, devices=list(devices.devices.flat))
+        carry = pmap if api == "pmap" else jax.jit
+        drawn = carry(draw)(parallel.place(BATCH, devices, per_device=api == "pmap"))
+        for one, other in zip(expected, jax.tree.leaves(drawn), strict=True):
+            np.testing.assert_array_equal(np.reshape(other, one.shape), one)
+
+
+# Layout
+
+
+@pytest.mark.parametrize(
+    ("kind", "sharing"),
+    [("electra", "embeddings"), ("electra", "none"), ("electra", "all"), ("mlm", "embeddings")],
+)
+def test_every_path_matches_exactly_one_rule(kind, sharing):
+    objective = tiny.objective(kind, sharing)
+    state = jax.eval_shape(lambda: init_state(objective, tiny.optimizer(), 0))
+    used = set()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        name = path_name(path)
+        matching = [rule for rule in parallel.RULES if re.search(rule[0], name)]
+        assert len(matching) == 1, name
+        assert len(matching[0][1]) <= leaf.ndim, name
+        used.add(matching[0][0])
+    assert used == {pattern for pattern, _ in parallel.RULES}
+
+
+def test_unknown_path_is_an_error():
+    with pytest.raises(KeyError, match="params/pooler/kernel"):
+        partition_spec("params/pooler/kernel", (8, 8), mesh(2, 2, 2))
+
+
+def test_indivisible_axes_stay_whole():
+    devices = mesh(2, 2, 2)
+    name = "params/generator/encoder/layers/attention/qkv/kernel"
+    split = partition_spec(name, (2, 16, 3, 2, 8), devices)
+    assert split == PartitionSpec(None, "fsdp", None, "tensor", None)
+    one_head = partition_spec(name, (2, 16, 3, 1, 16), devices)
+    assert one_head == PartitionSpec(None, "fsdp", None, None, None)
+    odd_width = partition_spec(name, (2, 15, 3, 2, 8), devices)
+    assert odd_width == PartitionSpec(None, None, None, "tensor", None)
+
+
+def share(array: jax.Array) -> float:
+    """Part of an array's bytes that one device holds."""
+    return array.addressable_shards[0].data.nbytes / array.nbytes
+
+
+def test_devices_hold_their_share_of_parameters_and_moments():
+    def shares(carrier: str) -> dict[str, float]:
+        running = program(carrier, "electra")
+        state, _ = running.train_step(start(running, "electra"), running.place(BATCH))  # stays so
+        trees = state.params, state.opt_state[1]["mu"], state.opt_state[1]["nu"]
+        params, *moments = (
+            {path_name(path): share(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+            for tree in trees
+        )
+        assert all(moment == params for moment in moments)
+        return params
+
+    tower = "discriminator/encoder/layers"
+    kernels = [
+        f"{tower}/{part}/kernel" for part in ("attention/qkv", "attention/out", "up", "down")
+    ]
+    fsdp = shares("2 data, 4 fsdp")
+    assert all(fsdp[name] == 1 / 4 for name in [*kernels, "embeddings/word"])
+    assert fsdp[f"{tower}/up/bias"] == fsdp["embeddings/norm/scale"] == 1
+
+    both = shares("2 data, 2 fsdp, 2 tensor")
+    assert all(both[name] == 1 / 4 for name in kernels)
+    assert both[f"{tower}/attention/qkv/bias"] == both[f"{tower}/up/bias"] == 1 / 2
+    assert both["generator/encoder/layers/attention/qkv/kernel"] == 1 / 2  # one head: fsdp alone
+
+
+def test_sharded_state_is_smaller_by_the_number_of_shards():
+    def bytes_per_device(carrier: str) -> int:
+        return sum(
+            math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+            for x in jax.tree.leaves(program(carrier, "electra").abstract_state)
+        )
+
+    whole = bytes_per_device("8 data")
+    assert whole == bytes_per_device("one device")
+    assert bytes_per_device("2 data, 4 fsdp") < 0.35 * whole  # all but biases and the like
+
+
+@pytest.mark.parametrize("carrier", ["2 data, 2 fsdp, 2 tensor", "8 pmapped"])
+def test_place_keeps_rows_in_order(carrier):
+    placed = program(carrier, "electra").place(BATCH)
+    for name, value in BATCH.items():
+        np.testing.assert_array_equal(np.asarray(placed[name]).reshape(value.shape), value)
+    held = {shard.data.size for shard in placed["row"].addressable_shards}
+    assert held == ({2} if carrier == "8 pmapped" else {4})
+
+
+def test_pmapped_state_is_consumed():
+    running = program("8 pmapped", "electra")
+    state = start(running, "electra")
+    running.train_step(state, running.place(BATCH))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+def test_default_mesh_takes_all_devices():
+    devices = make_mesh(ConfigDict({"data": -1, "fsdp": 2, "tensor": 2}))
+    assert dict(devices.shape) == {"data": 2, "fsdp": 2, "tensor": 2}

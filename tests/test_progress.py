@@ -1,0 +1,220 @@
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from electra_jax import progress
+from electra_jax.progress import Progress, add_up, compilations, duration
+
+TOKENS = 100.0
+
+
+class Run:
+    """A progress with a clock that stands still unless it is moved, and all that comes out."""
+
+    def __init__(self, monkeypatch, peak: float | None = None):
+        self.now = 1000.0
+        clock = types.SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr(progress, "time", clock)
+        self.lines: list[str] = []
+        self.written: list[tuple[int, dict]] = []
+        self.compilations: list[float] = []
+        writer = types.SimpleNamespace(
+            write=lambda step, values: self.written.append((step, values))
+        )
+        self.progress = Progress(
+            num_steps=2000,
+            loss_terms={"mlm_loss": 1.0, "rtd_loss": 50.0},
+            peak=peak,
+            compilations=self.compilations,
+            writer=writer,
+            log=self.lines.append,
+        )
+
+    def step(self, step: int, seconds: float = 1.0, close: bool = False, **changes) -> None:
+        """One step of the loop, whose predecessor took `seconds`."""
+        self.now += seconds
+        self.progress.add(step, sums(**changes))
+        if close:
+            self.progress.close_window()
+
+
+def sums(**changes) -> dict[str, jax.Array]:
+    pairs = {
+        "mlm_loss": (60.0, 10.0),
+        "rtd_loss": (50.0, 100.0),
+        "learning_rate": (1e-3, 1.0),
+        "grad_norm": (2.0, 1.0),
+        "tokens": (TOKENS, 1.0),
+        **changes,
+    }
+    return {name: jnp.array(pair) for name, pair in pairs.items()}
+
+
+def test_window_is_averaged_by_weight(monkeypatch):
+    run = Run(monkeypatch)
+    run.step(1, mlm_loss=(60.0, 10.0), grad_norm=(1.0, 1.0))
+    run.step(2, mlm_loss=(70.0, 30.0), grad_norm=(3.0, 1.0), close=True)
+    run.step(3, mlm_loss=(999.0, 1.0))
+    ((step, values),) = run.written
+    assert step == 2
+    assert values["train/mlm_loss"] == pytest.approx(130 / 40)
+    assert values["train/rtd_loss"] == pytest.approx(0.5)
+    assert values["train/loss"] == pytest.approx(130 / 40 + 50 * 0.5)
+    assert values["grad_norm"] == pytest.approx(2.0)
+    assert values["learning_rate"] == pytest.approx(1e-3)
+    assert not {"tokens", "train/tokens", "train/grad_norm"} & values.keys()
+
+
+def test_each_step_is_in_one_window(monkeypatch):
+    run = Run(monkeypatch)
+    for step in range(1, 8):
+        run.step(step, mlm_loss=(10.0 * step, 10.0), close=step % 3 == 0)
+    assert [step for step, _ in run.written] == [3, 6]
+    assert [values["train/mlm_loss"] for _, values in run.written] == pytest.approx([2.0, 5.0])
+    run.progress.report()
+    assert len(run.written) == 2
+
+
+def test_nothing_is_fetched_before_the_next_step_is_dispatched(monkeypatch):
+    run = Run(monkeypatch)
+    fetched = []
+    device_get = jax.device_get
+    monkeypatch.setattr(jax, "device_get", lambda x: fetched.append(len(x)) or device_get(x))
+    run.step(1)
+    run.step(2)
+    run.step(3, close=True)
+    assert fetched == []
+    run.step(4)
+    assert fetched == [3]  # once, the whole window
+    run.step(5)
+    assert fetched == [3]
+
+
+def test_first_step_counts_for_no_rate(monkeypatch):
+    run = Run(monkeypatch)
+    run.step(1, seconds=500.0)
+    run.step(2, seconds=0.0)
+    run.step(3, seconds=2.0, close=True)
+    run.step(4, seconds=2.0)
+    assert run.written[0][1]["tokens_per_second"] == pytest.approx(2 * TOKENS / 4)
+
+
+def test_window_of_the_first_step_alone_has_no_rate_and_no_time_left(monkeypatch):
+    run = Run(monkeypatch)
+    run.step(7, close=True)  # as after resuming from a checkpoint
+    run.step(8)
+    assert "tokens_per_second" not in run.written[0][1]
+    assert "left" not in run.lines[-1]
+
+
+def test_pauses_count_for_no_rate(monkeypatch):
+    run = Run(monkeypatch)
+    run.step(1, close=True)
+    run.step(2, seconds=0.0, close=True)
+    run.now += 2.0
+    run.progress.report()
+    with run.progress.paused():
+        run.now += 300.0
+    run.step(3, seconds=0.0, close=True)
+    run.step(4, seconds=5.0)
+    rates = [values.get("tokens_per_second") for _, values in run.written]
+    assert rates == [None, pytest.approx(TOKENS / 2), pytest.approx(TOKENS / 5)]
+
+
+def test_utilisation_is_the_rate_over_its_peak(monkeypatch):
+    run = Run(monkeypatch, peak=400.0)
+    run.step(1, close=True)
+    run.step(2, seconds=0.0, close=True)
+    run.step(3, seconds=1.0)
+    assert run.written[1][1]["mfu"] == pytest.approx(0.25)
+    assert "mfu 25.0%" in run.lines[-1]
+
+
+def test_line_tells_place_quality_speed_and_time_left(monkeypatch):
+    run = Run(monkeypatch)
+    for step in range(998, 1002):
+        run.step(step, close=step == 1000, seconds=0.0 if step == 999 else 2.0)
+    assert run.lines[-1] == (
+        "step 1,000/2,000 (50%)  loss 31  mlm 6  rtd 0.5  50 tokens/s  33 m 20 s left"
+    )
+
+
+def test_evaluation_is_written_and_shown(monkeypatch):
+    run = Run(monkeypatch)
+    results = {"eval/loss": 31.0, "eval/rtd_auc": 0.91239, "eval/rtd_precision": 0.5}
+    run.progress.write_evaluation(1000, results)
+    assert run.written == [(1000, results)]
+    assert run.lines == ["held out at step 1,000:  loss 31  auc 0.9124"]
+
+
+def test_first_step_that_is_not_finite_is_named_and_nothing_is_written(monkeypatch):
+    run = Run(monkeypatch)
+    run.step(11)
+    run.step(12, mlm_loss=(np.nan, 10.0), grad_norm=(np.inf, 1.0))
+    run.step(13, rtd_loss=(np.nan, 10.0), close=True)
+    with pytest.raises(FloatingPointError, match=r"^step 12: grad_norm, mlm_loss not finite;"):
+        run.progress.report()
+    assert run.written == []
+
+
+def test_evaluation_that_is_not_finite_is_named_and_not_written(monkeypatch):
+    run = Run(monkeypatch)
+    with pytest.raises(FloatingPointError, match=r"^step 40: eval/loss not finite"):
+        run.progress.write_evaluation(40, {"eval/loss": float("nan"), "eval/mlm_loss": 2.0})
+    assert run.written == []
+
+
+def test_compilations_after_the_first_step_are_warned_of(monkeypatch):
+    run = Run(monkeypatch)
+    run.compilations += [1.5, 2.0]
+    run.step(1)
+    assert run.lines == ["compiled in 3.5 s"]
+    run.step(2, close=True)
+    run.step(3)
+    assert "warning" not in run.lines[-1]
+    with run.progress.paused():
+        run.compilations.append(1.0)  # the evaluation's own
+    run.compilations.append(1.0)
+    run.step(4, close=True)
+    run.step(5)
+    assert run.lines[-1] == "warning: 1 compilations since the first step"
+    run.step(6, close=True)
+    run.step(7)
+    assert "warning" not in run.lines[-1]
+
+
+def test_compilations_are_counted_inside_the_block_only():
+    x = jnp.ones(3)
+    with compilations() as seconds:
+        double = jax.jit(lambda x: x * 2 + 1)
+        double(x)
+        assert len(seconds) == 1
+        double(x)
+        assert len(seconds) == 1
+    jax.jit(lambda x: x * 3 + 1)(x)
+    assert len(seconds) == 1
+
+
+def test_sums_are_added_in_double_precision():
+    parts = [{"count": np.array([1.0, 2**24], np.float32)}, {"count": np.ones(2, np.float32)}]
+    total = add_up(parts)["count"]
+    assert total.dtype == np.float64
+    assert total.tolist() == [2.0, 2**24 + 1]
+
+
+@pytest.mark.parametrize(
+    "seconds, text",
+    [
+        (0.0, "0 s"),
+        (0.2, "1 s"),
+        (59.5, "1 m 00 s"),
+        (250.0, "4 m 10 s"),
+        (3 * 3600.0 + 5 * 60 + 59, "3 h 05 m"),
+        (1234 * 3600.0, "1,234 h 00 m"),
+    ],
+)
+def test_duration(seconds, text):
+    assert duration(seconds) == text

@@ -1,0 +1,158 @@
+"""The compiled train step: what it costs, what it repeats, what it adds up."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from electra_jax import step
+from electra_jax.objectives import Objective
+from electra_jax.objectives.mlm import MaskedLanguageModel
+from electra_jax.parallel import Program, make_program
+from electra_jax.step import TrainState
+
+BATCH = tiny.packed(8)
+
+
+def program(objective: Objective, num_microbatches: int = 1, **optimizer) -> Program:
+    """On one device."""
+    mesh = jax.make_mesh(
+        (1, 1, 1),
+        ("data", "fsdp", "tensor"),
+        axis_types=(jax.sharding.AxisType.Auto,) * 3,
+        devices=jax.devices()[:1],
+    )
+    return make_program(mesh, objective, tiny.optimizer(**optimizer), 0, num_microbatches)
+
+
+@functools.cache
+def usual_program() -> Program:
+    return program(tiny.objective(dropout=0.1, attention_dropout=0.1), learning_rate=3e-3)
+
+
+def train(program: Program, num_steps: int) -> tuple[TrainState, list[dict[str, np.ndarray]]]:
+    state, history = program.init(), []
+    for _ in range(num_steps):
+        state, sums = program.train_step(state, program.place(BATCH))
+        history.append(jax.device_get(sums))
+    return state, history
+
+
+def mean(sums, name: str) -> float:
+    return sums[name][0] / sums[name][1]
+
+
+def assert_equal(left, right) -> None:
+    right = tiny.flat(right)
+    for name, value in tiny.flat(left).items():
+        np.testing.assert_array_equal(value, right[name], err_msg=name)
+
+
+def test_compiles_once():
+    compiled = []
+
+    def listener(event: str, duration: float, **_) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(duration)
+
+    program = usual_program()
+    state = program.init()
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    try:
+        jax.jit(lambda x: x + 1)(1)
+        assert compiled  # the event is still called so
+        state, _ = program.train_step(state, program.place(BATCH))
+        compiled.clear()
+        for _ in range(3):
+            state, _ = program.train_step(state, program.place(BATCH))
+        assert not compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listener)
+
+
+def test_no_logits_for_every_token():
+    """The generator's head sees predicted positions only, forward and backward."""
+    program = usual_program()
+    text = program.train_step.lower(program.abstract_state, program.place(BATCH)).as_text()
+    assert "8x4x384xf32" in text
+    for columns in (tiny.VOCAB, 384):
+        assert f"8x32x{columns}x" not in text
+        assert f"256x{columns}x" not in text
+
+
+def test_state_is_donated():
+    program = usual_program()
+    compiled = program.train_step.lower(program.abstract_state, program.place(BATCH)).compile()
+    size = sum(math.prod(x.shape) * 4 for x in jax.tree.leaves(program.abstract_state))
+    assert compiled.memory_analysis().alias_size_in_bytes >= size
+
+    state = program.init()
+    program.train_step(state, program.place(BATCH))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+def test_loss_falls_and_repeats_bit_for_bit():
+    state, history = train(usual_program(), 30)
+    again, same_history = train(usual_program(), 30)
+    for term in ("mlm_loss", "rtd_loss"):
+        losses = [mean(sums, term) for sums in history]
+        assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.05
+    assert_equal(state, again)
+    assert_equal(history, same_history)
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedMasks(MaskedLanguageModel):
+    """The same masks in all steps, so that nothing but dropout is random."""
+
+    def mask(self, batch, key):
+        return super().mask(batch, jax.random.key(0))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_dropout_is_drawn_anew_in_every_step(dropout):
+    usual = tiny.objective("mlm", dropout=dropout, init_stddev=0.2)
+    fixed = program(FixedMasks(usual.model, usual.masking), warmup_steps=1)
+    first, second = train(fixed, 2)[1]  # step 0 has rate 0: both see the same parameters
+    assert (first["mlm_loss"][0] == second["mlm_loss"][0]) == (dropout == 0)
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch():
+    objective = tiny.objective(init_stddev=0.1)
+    whole, (whole_sums, *_) = train(program(objective, 1), 3)
+    whole = tiny.flat(whole)
+    for parts in (2, 4):
+        state, (sums, *_) = train(program(objective, parts), 3)
+        for name, value in tiny.flat(state).items():
+            np.testing.assert_allclose(value, whole[name], rtol=0, atol=1e-6, err_msg=name)
+        for name, value in sums.items():
+            np.testing.assert_allclose(value, whole_sums[name], rtol=1e-5, err_msg=name)
+
+
+def test_metrics_are_sums_and_weights():
+    program = usual_program()
+    _, (_, sums) = train(program, 2)
+    real = int((BATCH["piece_ids"] > 0).sum())
+    sizes = (BATCH["piece_ids"] > 0).sum(axis=1)
+    predictions = sum(max(1, round(0.15 * int(size))) for size in np.minimum(sizes, 29))
+    rate = 3e-3 * 0.99 * 0.5
+    np.testing.assert_allclose(sums["learning_rate"], [rate, 1], rtol=1e-6)
+    np.testing.assert_array_equal(sums["tokens"], [real, 1])
+    assert sums["grad_norm"][0] > 0 and sums["grad_norm"][1] == 1
+    for name in ("mlm_loss", "mlm_accuracy", "sampled_mlm_accuracy"):
+        assert sums[name][1] == predictions
+    for name in ("rtd_loss", "rtd_accuracy", "replaced_fraction"):
+        assert sums[name][1] == real
+    assert sums["rtd_recall"][1] == sums["replaced_fraction"][0]
+    assert all(value.dtype == jnp.float32 for value in sums.values())
+
+
+def test_microbatches_take_every_other_row():
+    parts = step.split_rows(jnp.arange(6), 2)
+    np.testing.assert_array_equal(parts, [[0, 2, 4], [1, 3, 5]])

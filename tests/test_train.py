@@ -1,0 +1,269 @@
+"""Whole runs: what they leave behind, how they go on, and when they refuse to."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import tiny_run
+from tiny import flat
+
+from electra_jax import cli, main, parallel, train
+from electra_jax.data import layout
+from electra_jax.data.store import open_store
+from electra_jax.objectives import make_objective
+from electra_jax.optimizer import OptimizerConfig
+from electra_jax.writer import read_metrics
+
+MLM = ["--config.objective=mlm"]
+SPEED = {"tokens_per_second", "mfu"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """XLA spends most of a tiny run on making it fast."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """Where runs are started: holds the corpus, the recipe and, after the first run, the store."""
+    path = tmp_path_factory.mktemp("runs")
+    tiny_run.make(path)
+    return path
+
+
+def start(place: Path, workdir: str, kill_at: int = 0) -> subprocess.CompletedProcess:
+    """A run in a process of its own, on one device; batches are recorded in `WORKDIR.batches`."""
+    return subprocess.run(
+        [
+            sys.executable,
+            tiny_run.__file__,
+            f"{workdir}.batches",
+            str(kill_at),
+            workdir,
+            "--config=recipe.py",
+        ],
+        cwd=place,
+        env=os.environ
+        | {
+            "JAX_PLATFORMS": "cpu",
+            "JAX_NUM_CPU_DEVICES": "1",
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+            "JAX_COMPILATION_CACHE_DIR": str(place / "compiled"),
+            "PYTHONPATH": str(Path(train.__file__).parents[1]),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def run_here(monkeypatch, place: Path, workdir: Path | str, *flags: str) -> int:
+    """The same command within this process, on eight devices; returns its exit code."""
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", ["main", "--config=recipe.py", f"--workdir={workdir}", *flags])
+    with pytest.raises(SystemExit) as exit:
+        cli.run(main.main)
+    return exit.value.code
+
+
+@pytest.fixture(scope="module")
+def straight(place) -> subprocess.CompletedProcess:
+    """20 steps without interruption; leaves `straight` in `place`."""
+    return start(place, "straight")
+
+
+def restored(workdir: Path, step: int) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint, read without regard to the run that made them."""
+    with ocp.StandardCheckpointer() as checkpointer:
+        return flat(
+            checkpointer.restore((workdir / "checkpoints" / str(step) / "state").absolute())
+        )
+
+
+def test_run_leaves_what_the_contract_says(place, straight):
+    assert straight.returncode == 0, straight.stderr
+    run = place / "straight"
+    assert {path.name for path in run.iterdir()} == {
+        "checkpoints",
+        "config.json",
+        "facts.json",
+        "metrics.jsonl",
+        "report.html",
+        "tensorboard",
+        "tokenizer",
+    }
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"7", "14", "20"}
+    assert {path.name for path in (run / "tokenizer").iterdir()} == {
+        "vocab.txt",
+        "tokenizer_config.json",
+    }
+    assert list((run / "tensorboard").glob("events.out.tfevents.*"))
+    assert json.loads((run / "config.json").read_text())["data"]["vocab_size"] == 700
+    assert json.loads((run / "facts.json").read_text())["devices"]["number"] == "1"
+    assert "Replaced token detection AUC" in (run / "report.html").read_text()
+
+
+def test_metrics_have_the_names_of_the_contract(place, straight):
+    names = set().union(*read_metrics(place / "straight"))
+    measures = {
+        "loss",
+        "mlm_loss",
+        "mlm_accuracy",
+        "sampled_mlm_accuracy",
+        "rtd_loss",
+        "rtd_accuracy",
+        "rtd_precision",
+        "rtd_recall",
+        "replaced_fraction",
+    }
+    expected = {f"{split}/{name}" for split in ("train", "eval") for name in measures}
+    expected |= {"step", "eval/rtd_auc", "learning_rate", "grad_norm", "tokens_per_second"}
+    # Precision has no value where nothing was called replaced.
+    assert names | {"train/rtd_precision", "eval/rtd_precision"} == expected
+
+
+def test_loss_falls_and_every_step_is_logged_once(place, straight):
+    rows = read_metrics(place / "straight")
+    train_rows = [row for row in rows if "train/loss" in row]
+    assert [row["step"] for row in train_rows] == list(range(1, 21))
+    assert [row["step"] for row in rows if "eval/loss" in row] == [7, 14, 20]
+    losses = [row["train/mlm_loss"] for row in train_rows]
+    assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.2
+    evaluations = [row["eval/loss"] for row in rows if "eval/loss" in row]
+    assert evaluations == sorted(evaluations, reverse=True)
+
+
+def test_first_step_has_no_speed_and_nothing_compiles_after_it(place, straight):
+    rows = [row for row in read_metrics(place / "straight") if "train/loss" in row]
+    assert ["tokens_per_second" in row for row in rows] == [False] + [True] * 19
+    assert "compiled in" in straight.stdout
+    assert "warning" not in straight.stdout
+    assert straight.stderr == ""
+
+
+def test_killed_run_goes_on_as_if_nothing_had_happened(place, straight):
+    killed = start(place, "killed", kill_at=12)
+    assert killed.returncode == -9, killed.stderr
+    steps_before = (place / "killed.batches").read_text().splitlines()
+    assert len(steps_before) == 11
+    resumed = start(place, "killed")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "killed: resuming at step 7" in resumed.stdout
+
+    batches = (place / "straight.batches").read_text().splitlines()
+    assert len(set(batches)) == 20
+    assert steps_before == batches[:11]
+    assert (place / "killed.batches").read_text().splitlines()[11:] == batches[7:]
+
+    without_speed = [
+        [{name: row[name] for name in row.keys() - SPEED} for row in read_metrics(place / run)]
+        for run in ("straight", "killed")
+    ]
+    assert without_speed[0] == without_speed[1]
+
+    expected, found = restored(place / "straight", 20), restored(place / "killed", 20)
+    assert expected.keys() == found.keys()
+    assert any("discriminator" in name for name in expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, strict=True, err_msg=name)
+
+
+def test_finished_run_has_nothing_to_do(place, straight, monkeypatch, capfd):
+    before = tiny_run.snapshot(place)
+    free = ["--config.log_every_steps=3", "--config.checkpoint.keep=1", "--config.data.prefetch=2"]
+    assert run_here(monkeypatch, place, "straight", *free) == 0
+    assert capfd.readouterr().out.endswith("straight: nothing to do, all 20 steps are done\n")
+    assert tiny_run.snapshot(place) == before
+
+
+def test_another_configuration_is_refused(place, straight, monkeypatch, capfd):
+    before = tiny_run.snapshot(place)
+    flags = ["--config.seed=5", "--config.model.dropout=0.2", "--config.log_every_steps=3"]
+    assert run_here(monkeypatch, place, "straight", *flags) == 2
+    assert capfd.readouterr().err == (
+        "error: straight holds a run with another configuration: "
+        "config.model.dropout (was 0.1, is 0.2), config.seed (was 0, is 5); use another --workdir\n"
+    )
+    assert tiny_run.snapshot(place) == before
+
+
+def test_another_token_store_is_refused(place, straight, tmp_path, monkeypatch, capfd):
+    tiny_run.make(tmp_path)
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(corpus.read_text().replace("the", "a"))  # its vocabulary differs in size, too
+    before = tiny_run.snapshot(place)
+    assert run_here(monkeypatch, tmp_path, place / "straight") == 2
+    error = capfd.readouterr().err
+    assert error.startswith(
+        f"error: {place}/straight/checkpoints/20 was trained on the token store"
+    )
+    assert error.count("\n") == 1
+    assert tiny_run.snapshot(place) == before
+
+
+def test_more_rows_in_a_batch_than_there_are_is_refused(place, straight, monkeypatch, capfd):
+    assert run_here(monkeypatch, place, "big", "--config.batch_size=8000") == 2
+    assert (
+        "error: config.batch_size is 8000, but config.data.source gives" in capfd.readouterr().err
+    )
+    assert not (place / "big").exists()
+
+
+def test_mlm_alone_trains_and_measures_its_own_metrics_only(place, straight, monkeypatch, capfd):
+    assert run_here(monkeypatch, place, "mlm", *MLM, "--config.log_every_steps=4") == 0
+    rows = read_metrics(place / "mlm")
+    own = {"loss", "mlm_loss", "mlm_accuracy"}
+    assert {name for row in rows for name in row if "/" in name} == {
+        f"{split}/{name}" for split in ("train", "eval") for name in own
+    }
+    # Windows end every 4 steps and, for what is saved then, at evaluations and checkpoints.
+    assert [row["step"] for row in rows if "train/loss" in row] == [4, 7, 8, 12, 14, 16, 20]
+    assert rows[-1]["eval/loss"] < rows[2]["eval/loss"]
+
+
+def test_stops_at_a_loss_that_is_not_finite(place, straight, monkeypatch, capfd):
+    healthy = parallel.train_step
+
+    def ill(state, batch, **kwargs):
+        new_state, sums = healthy(state, batch, **kwargs)
+        poison = jax.numpy.where(state.step == 8, jax.numpy.nan, 1.0)  # step 9
+        return new_state, sums | {"mlm_loss": sums["mlm_loss"] * poison}
+
+    monkeypatch.setattr(parallel, "train_step", ill)
+    flags = [*MLM, "--config.log_every_steps=100", "--config.num_train_steps=21"]
+    assert run_here(monkeypatch, place, "ill", *flags) == 1
+    assert capfd.readouterr().err == (
+        "error: step 9: mlm_loss not finite; all checkpoints are from before this step\n"
+    )
+    run = place / "ill"
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["7"]
+    assert restored(run, 7)["step"] == 7
+    assert all(np.isfinite(value).all() for value in restored(run, 7).values())
+    assert [row["step"] for row in read_metrics(run)] == [7, 7]
+    assert "NaN" not in (run / "metrics.jsonl").read_text()
+
+
+def test_evaluation_counts_each_row_once(place, straight):
+    """No batch size here divides the number of rows; metrics are those of the rows all the same."""
+    config = cli.load_recipe(str(place / "recipe.py"))
+    config.objective = "mlm"
+    store = open_store(next((place / "data").iterdir()))
+    held_out = layout.rows(store, "held_out", 32, "packed")
+    objective = make_objective(config, store.tokenizer)
+    optimizer = OptimizerConfig(num_steps=1, **config.optimizer)
+    mesh = parallel.make_mesh(config.parallel)
+    program = parallel.make_program(mesh, objective, optimizer, config.seed)
+    params = program.init().params
+    by_8, by_16 = (train.evaluate(program, objective, params, held_out, size) for size in (8, 16))
+    assert len(held_out) % 8
+    assert by_16 == pytest.approx(by_8, rel=1e-6)

@@ -1,0 +1,131 @@
+"""Tiny but complete objectives and batches, for tests that run real training steps in seconds."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from electra_jax.masking import MaskingConfig
+from electra_jax.modeling.electra import ElectraConfig
+from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.objectives import Objective
+from electra_jax.objectives.electra import ReplacedTokenDetection
+from electra_jax.objectives.mlm import MaskedLanguageModel
+from electra_jax.optimizer import OptimizerConfig
+
+PAD, UNK, CLS, SEP, MASK = range(5)
+VOCAB = 300  # not a multiple of a block: logits have padded columns
+LENGTH = 32
+
+Row = Sequence[Sequence[int]]  # the tokens of each piece, without [CLS] and [SEP]
+
+
+def masking_config(**changes) -> MaskingConfig:
+    default = MaskingConfig(
+        rate=0.15,
+        mask_token_share=0.85,
+        random_token_share=0.0,
+        mode="clean",
+        vocab_size=VOCAB,
+        mask_id=MASK,
+        unmaskable_ids=(CLS, SEP, MASK),
+    )
+    return dataclasses.replace(default, **changes)
+
+
+def objective(
+    kind: str = "electra",
+    sharing: str = "embeddings",
+    mode: str = "clean",
+    vocab_size: int = VOCAB,
+    loss: dict[str, float] | None = None,
+    **encoder,
+) -> Objective:
+    """Discriminator 32 wide with two heads, generator half of it, and a narrower embedding."""
+    discriminator = EncoderConfig(
+        **{
+            "vocab_size": vocab_size,
+            "embedding_size": 8,
+            "hidden_size": 32,
+            "num_layers": 2,
+            "num_heads": 2,
+            "intermediate_size": 64,
+            "max_positions": 64,
+            "dropout": 0.0,
+            "attention_dropout": 0.0,
+            **encoder,
+        }
+    )
+    masking = masking_config(mode=mode, vocab_size=vocab_size)
+    if kind == "mlm":
+        return MaskedLanguageModel(ElectraConfig(None, discriminator), masking)
+    generator = discriminator
+    if sharing != "all":
+        width = discriminator.hidden_size // 2
+        generator = dataclasses.replace(
+            discriminator,
+            embedding_size=width if sharing == "none" else discriminator.embedding_size,
+            hidden_size=width,
+            num_heads=1,
+            intermediate_size=2 * width,
+        )
+    model = ElectraConfig(discriminator, generator, sharing)
+    return ReplacedTokenDetection(model, masking, **(loss or {}))
+
+
+def optimizer(**changes) -> OptimizerConfig:
+    return OptimizerConfig(
+        **{"learning_rate": 1e-3, "warmup_steps": 2, "num_steps": 100, **changes}
+    )
+
+
+def batch(rows: Sequence[Row], length: int = LENGTH) -> dict[str, np.ndarray]:
+    """Rows as the loader makes them: `[CLS] piece [SEP]` one after the other, then padding."""
+    fields = {
+        name: np.zeros((len(rows), length), np.int32)
+        for name in ("input_ids", "piece_ids", "position_ids", "token_type_ids")
+    }
+    for index, pieces in enumerate(rows):
+        end = 0
+        for number, piece in enumerate(pieces, 1):
+            tokens = [CLS, *piece, SEP]
+            place = index, slice(end, end + len(tokens))
+            fields["input_ids"][place] = tokens
+            fields["piece_ids"][place] = number
+            fields["position_ids"][place] = np.arange(len(tokens))
+            end += len(tokens)
+    return {**fields, "row": np.arange(len(rows), dtype=np.int32)}
+
+
+def packed(
+    num_rows: int, length: int = LENGTH, vocab_size: int = VOCAB, seed: int = 0
+) -> dict[str, np.ndarray]:
+    """Rows of one to three pieces of random tokens and mixed lengths, with a little padding."""
+    rng = np.random.default_rng(seed)
+
+    def row() -> Row:
+        free = length - rng.integers(0, length // 4)
+        sizes = []
+        for _ in range(3):
+            if free > 3:
+                sizes.append(rng.integers(1, free - 1))
+                free -= sizes[-1] + 2
+        return [rng.integers(MASK + 1, vocab_size, size) for size in sizes]
+
+    return batch([row() for _ in range(num_rows)], length)
+
+
+def widen(batch: dict[str, np.ndarray], columns: int) -> dict[str, np.ndarray]:
+    """The same rows with `columns` more tokens of padding."""
+    return {
+        name: x if name == "row" else np.pad(x, ((0, 0), (0, columns))) for name, x in batch.items()
+    }
+
+
+def flat(tree) -> dict[str, np.ndarray]:
+    """Arrays of a tree by path, on the host."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
