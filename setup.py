@@ -1,5 +1,7 @@
 """Package metadata. Exact versions of everything are in requirements.lock."""
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
 TEST = ["beartype", "pytest", "ruff", "safetensors"]
@@ -8,7 +10,7 @@ setup(
     name="electra_jax",
     version="0.1.0",
     description="ELECTRA pre-training in JAX, the same on a laptop and on a pod",
-    long_description=open("README.md", encoding="utf-8").read(),
+    long_description=Path("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["electra_jax*"]),

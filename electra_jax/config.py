@@ -1,6 +1,6 @@
 """Every setting, once, with its default; and the check that a configuration makes sense.
 
-The defaults are ELECTRA-Small as published (spec 4.4). A recipe in `configs/` starts from
+The defaults are the paper's ELECTRA-Small (spec 4.4). A recipe in `configs/` starts from
 `get_config()` and states what differs; `--config.model.hidden_size=512` overrides one value.
 """
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from electra_jax.modeling.electra import Params
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.objectives import Objective
-from electra_jax.objectives.mlm import Batch, Sums
+from electra_jax.objectives.mlm import Batch, Sums, is_real
 from electra_jax.optimizer import OptimizerConfig, learning_rate, make_optimizer
 
 
@@ -54,8 +54,8 @@ def train_step(
     """Mask, generate, sample, discriminate, differentiate and update.
 
     Args:
-      batch: `input_ids`, `piece_ids`, `position_ids`, `token_type_ids`, each int32 [B, L], and `row`,
-        int32 [B], the index of each row in the global batch.
+      batch: `input_ids`, `piece_ids`, `position_ids`, `token_type_ids`, each int32 [B, L], and
+        `row`, int32 [B], the index of each row in the global batch.
       num_microbatches: gradients are accumulated over this many parts of the batch. The result is
         that of the whole batch.
 
@@ -104,7 +104,9 @@ def train_step(
     sums |= {
         "learning_rate": jnp.stack([rate, one]),
         "grad_norm": jnp.stack([optax.tree.norm(grads), one]),
-        "tokens": jnp.stack([totals_tokens(batch, axis_name), one]),
+        "tokens": jnp.stack(
+            [add_over_devices(is_real(batch).sum(dtype=jnp.float32), axis_name), one]
+        ),
     }
     return TrainState(state.step + 1, params, opt_state), sums
 
@@ -127,11 +129,6 @@ def eval_step(
 def add_over_devices(tree, axis_name: str | None):
     """Sum over the devices of `jax.pmap`; under `jax.jit` sums are global already."""
     return jax.lax.psum(tree, axis_name) if axis_name else tree
-
-
-def totals_tokens(batch: Batch, axis_name: str | None) -> Float[Array, ""]:
-    """Real tokens in the global batch."""
-    return add_over_devices((batch["piece_ids"] > 0).sum(dtype=jnp.float32), axis_name)
 
 
 def split_rows(x: Array, parts: int) -> Array:

@@ -36,8 +36,11 @@ def usual_program() -> Program:
     return program(tiny.objective(dropout=0.1, attention_dropout=0.1), learning_rate=3e-3)
 
 
-def train(program: Program, num_steps: int) -> tuple[TrainState, list[dict[str, np.ndarray]]]:
-    state, history = program.init(), []
+def train(
+    program: Program, num_steps: int, state: TrainState | None = None
+) -> tuple[TrainState, list[dict[str, np.ndarray]]]:
+    """The last state and the metrics of each step, from `state` or from the start."""
+    state, history = state or program.init(), []
     for _ in range(num_steps):
         state, sums = program.train_step(state, program.place(BATCH))
         history.append(jax.device_get(sums))
@@ -125,10 +128,11 @@ def test_dropout_is_drawn_anew_in_every_step(dropout):
 
 def test_accumulated_gradients_are_those_of_the_whole_batch():
     objective = tiny.objective(init_stddev=0.1)
-    whole, (whole_sums, *_) = train(program(objective, 1), 3)
+    start = program(objective).init()
+    whole, (whole_sums, *_) = train(program(objective), 3, jax.tree.map(jnp.copy, start))
     whole = tiny.flat(whole)
     for parts in (2, 4):
-        state, (sums, *_) = train(program(objective, parts), 3)
+        state, (sums, *_) = train(program(objective, parts), 3, jax.tree.map(jnp.copy, start))
         for name, value in tiny.flat(state).items():
             np.testing.assert_allclose(value, whole[name], rtol=0, atol=1e-6, err_msg=name)
         for name, value in sums.items():

@@ -20,7 +20,7 @@ from electra_jax.modeling.layers import (
     truncated_normal,
 )
 
-MASKED_SCORE = -1e9  # finite, so that a query with no key left averages instead of giving NaN
+MASKED_SCORE = -1e9  # added to the scores of keys that a query may not attend to
 
 REMAT_POLICIES = {
     "none": None,
@@ -81,6 +81,7 @@ class Embeddings(nnx.Module):
         token_type_ids: Int[Array, "B L"],
         key: PRNGKey | None,
     ) -> Float[Array, "B L E"]:
+        """Embedded tokens; `key` seeds dropout, None switches it off."""
         x = self.word[ids] + self.position[position_ids] + self.token_type[token_type_ids]
         return dropout(self.norm(x), self.rate, key)
 
@@ -98,6 +99,7 @@ class SelfAttention(nnx.Module):
     def __call__(
         self, x: Float[Array, "B L H"], bias: Float[Array, "B 1 L L"], key: PRNGKey | None
     ) -> Float[Array, "B L H"]:
+        """Attend where `bias` is 0."""
         qkv = jnp.split(self.qkv(x), 3, axis=2)  # each [B, L, 1, A, D]
         query, key_, value = (part[:, :, 0] for part in qkv)
         query = query / math.sqrt(query.shape[-1])
@@ -121,6 +123,7 @@ class EncoderLayer(nnx.Module):
     def __call__(
         self, x: Float[Array, "B L H"], bias: Float[Array, "B 1 L L"], key: PRNGKey | None
     ) -> Float[Array, "B L H"]:
+        """Attend where `bias` is 0, then transform each token."""
         keys = (None,) * 3 if key is None else jax.random.split(key, 3)
         with jax.named_scope("attention"):
             attended = dropout(self.attention(x, bias, keys[0]), self.rate, keys[1])
@@ -187,7 +190,8 @@ class Encoder(nnx.Module):
 def attention_bias(piece_ids: Int[Array, "B L"]) -> Float[Array, "B 1 L L"]:
     """0 where query and key belong to the same piece of text, `MASKED_SCORE` elsewhere.
 
-    Pieces packed into one row are numbered from 1; 0 is padding, which nothing attends to.
+    Pieces packed into one row are numbered from 1. Padding, 0, attends to itself, so that every
+    query has a key; nothing else attends to it.
     """
-    same = (piece_ids[:, :, None] == piece_ids[:, None, :]) & (piece_ids[:, None, :] != 0)
+    same = piece_ids[:, :, None] == piece_ids[:, None, :]
     return jnp.where(same, 0.0, MASKED_SCORE)[:, None]

@@ -27,6 +27,44 @@ def truncated_normal(stddev: float) -> nnx.Initializer:
     return nnx.initializers.truncated_normal(stddev)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _dense_product(x: Array, kernel: Array, num_axes: int) -> Array:
+    """Contracts the last `num_axes` axes of `x` with the first of `kernel`."""
+    inner = tuple(range(x.ndim - num_axes, x.ndim)), tuple(range(num_axes))
+    return jax.lax.dot_general(x, kernel, (inner, ((), ())))
+
+
+def _dense_product_forward(x, kernel, num_axes):
+    return _dense_product(x, kernel, num_axes), (x, kernel)
+
+
+def _dense_product_backward(num_axes, operands, gradient):
+    x, kernel = operands
+    rows = tuple(range(x.ndim - num_axes))
+    outer = tuple(range(len(rows), gradient.ndim)), tuple(range(num_axes, kernel.ndim))
+    x_gradient = jax.lax.dot_general(gradient, kernel, (outer, ((), ())))
+    over_rows = ((rows, rows), ((), ()))
+    if x.size <= gradient.size:
+        return x_gradient, jax.lax.dot_general(x, gradient, over_rows)
+    transposed = jax.lax.dot_general(gradient, x, over_rows)
+    num_outer = len(outer[1])
+    order = (*range(num_outer, kernel.ndim), *range(num_outer))
+    return x_gradient, transposed.transpose(order)
+
+
+_dense_product.defvjp(_dense_product_forward, _dense_product_backward)
+
+
+def dense_product(x: Array, kernel: Array, dimension_numbers: tuple, **_: None) -> Array:
+    """`jax.lax.dot_general` for dense layers, with its own order in the kernel's gradient.
+
+    XLA for CPU copies the first operand of that product into another order, and computes what the
+    copy needs inside it, element by element. So the smaller operand comes first: x^T g where a
+    layer widens, (g^T x)^T where it narrows. Autodiff always takes the latter.
+    """
+    return _dense_product(x, kernel, len(dimension_numbers[0][0]))
+
+
 def dense(
     in_features: int | tuple[int, ...],
     out_features: int | tuple[int, ...],
@@ -42,6 +80,7 @@ def dense(
         axis=tuple(range(-num_axes, 0)),
         kernel_init=kernel_init,
         dtype=dtype,
+        dot_general=dense_product,
         rngs=rngs,
     )
 

@@ -6,8 +6,8 @@ An objective is a frozen dataclass with
 * `init(key)`, `structure()`: parameters, as values or as shapes;
 * `mask(batch, key)`: what is drawn before the networks run, for the rows of `batch`;
 * `totals(batch, masked)`: for each loss term the weight that its sum is divided by;
-* `sums(params, batch, masked, key, dropout_key, evaluation)`: metrics as `[sum, weight]` pairs, loss
-  terms among them. Sums over rows only: parts of a batch can be added up.
+* `sums(params, batch, masked, key, dropout_key, evaluation)`: metrics as `[sum, weight]` pairs,
+  loss terms among them. Sums over rows only: parts of a batch can be added up.
 
 The step divides by totals of the *global* batch, so no number depends on how the batch was split.
 """

@@ -8,7 +8,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from electra_jax import masking
 from electra_jax.masking import Masked, MaskingConfig
@@ -26,8 +26,6 @@ class MaskedLanguageModel:
 
     Attributes:
       generator_weight: multiplies the mean loss.
-      temperature, disallow_correct: of sampling; without a discriminator nothing is sampled and
-        they only affect the metric `sampled_mlm_accuracy` of ELECTRA.
     """
 
     model: ElectraConfig
