@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -255,7 +256,7 @@ def test_stops_at_a_loss_that_is_not_finite(place, straight, monkeypatch, capfd)
 
 def test_evaluation_counts_each_row_once(place, straight):
     """No batch size here divides the number of rows; metrics are those of the rows all the same."""
-    config = cli.load_recipe(str(place / "recipe.py"))
+    config = runpy.run_path(str(place / "recipe.py"))["get_config"]()
     config.objective = "mlm"
     store = open_store(next((place / "data").iterdir()))
     held_out = layout.rows(store, "held_out", 32, "packed")

@@ -10,6 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from electra_jax.modeling.layers import (
+    DENSE_OUTPUT,
     PRNGKey,
     dense,
     dropout,
@@ -24,7 +25,7 @@ MASKED_SCORE = -1e9  # added to the scores of keys that a query may not attend t
 
 REMAT_POLICIES = {
     "none": None,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_only_these_names(DENSE_OUTPUT),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 

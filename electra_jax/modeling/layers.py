@@ -11,9 +11,11 @@ import math
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
+DENSE_OUTPUT = "dense_output"  # by this name a remat policy finds the products with parameters
 LAYER_NORM_EPSILON = 1e-12  # spec 1.4: BERT's value, far below Flax's default of 1e-6
 
 PRNGKey = Key[Array, ""]
@@ -62,7 +64,7 @@ def dense_product(x: Array, kernel: Array, dimension_numbers: tuple, **_: None) 
     copy needs inside it, element by element. So the smaller operand comes first: x^T g where a
     layer widens, (g^T x)^T where it narrows. Autodiff always takes the latter.
     """
-    return _dense_product(x, kernel, len(dimension_numbers[0][0]))
+    return checkpoint_name(_dense_product(x, kernel, len(dimension_numbers[0][0])), DENSE_OUTPUT)
 
 
 def dense(
@@ -109,8 +111,13 @@ def _float32_einsum_forward(subscripts, x, y):
 
 
 def _float32_einsum_backward(subscripts, operands, gradient):
-    _, backward = jax.vjp(functools.partial(jnp.einsum, subscripts), *operands)
-    return backward(gradient.astype(operands[0].dtype))
+    x, y = operands
+    gradient = gradient.astype(x.dtype)
+    x_axes, y_axes, axes = subscripts.replace("->", ",").split(",")
+    return (
+        jnp.einsum(f"{axes},{y_axes}->{x_axes}", gradient, y),
+        jnp.einsum(f"{axes},{x_axes}->{y_axes}", gradient, x),
+    )
 
 
 float32_einsum.defvjp(_float32_einsum_forward, _float32_einsum_backward)
