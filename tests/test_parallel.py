@@ -21,6 +21,7 @@ SEED = 1
 # name: data, fsdp, tensor, micro-batches, api
 CARRIERS = {
     "one device": (1, 1, 1, 1, "jit"),
+    "one device, 4 microbatches": (1, 1, 1, 4, "jit"),
     "8 data": (8, 1, 1, 1, "jit"),
     "2 data, 4 fsdp": (2, 4, 1, 1, "jit"),
     "4 data, 2 tensor": (4, 1, 2, 1, "jit"),
