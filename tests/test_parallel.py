@@ -97,7 +97,8 @@ def test_initial_state_is_the_same_on_any_topology():
     state = program("2 data, 2 fsdp, 2 tensor", "electra").init()
     expected = tiny.flat(initial("electra"))
     for name, value in tiny.flat(state).items():
-        np.testing.assert_allclose(value, expected[name], rtol=1e-6, err_msg=name)
+        # A draw near zero is a difference of numbers near one: it is rounded to their precision.
+        np.testing.assert_allclose(value, expected[name], rtol=1e-6, atol=2e-8, err_msg=name)
 
 
 @pytest.mark.parametrize("carrier", ["2 data, 2 fsdp, 2 tensor", "8 pmapped"])
