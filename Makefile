@@ -31,7 +31,7 @@ format: $(VENV)/installed
 	$(VENV)/bin/ruff format .
 
 benchmark: $(VENV)/installed  ## our step against PyTorch's, on the same data in one run
-	$(PIP) install torch transformers
+	$(PIP) install torch==2.13.0 transformers==5.24.0
 	$(VENV)/bin/python benchmarks/step.py
 
 $(VENV)/installed: requirements.lock setup.py
