@@ -95,6 +95,7 @@ def parse_with_recipe(values: flags.FlagValues, doc: str) -> tuple[ConfigDict, P
         if config is None:
             raise UserError("--config is missing; give a recipe, e.g. --config=configs/tiny.py")
         config.items()  # a recipe that failed to read a file of its own raises only here
+        path = Path(config_flags.get_config_filename(values["config"]).partition(":")[0])
     except Exception as error:  # a mistake in the flags, or in the recipe, which parsing has run
         found = raised_in(path, error)
         if found is None and isinstance(error, UserError):

@@ -160,8 +160,12 @@ def test_recipe_takes_an_argument(place, monkeypatch):
         "    config.model.num_layers = int(size)\n"
         "    return config\n"
     )
-    for flag, layers in (("--config=sized.py", 1), ("--config=sized.py:7", 7)):
-        config, recipe = parse(monkeypatch, flag)
+    for flags, layers in (
+        (["--config=sized.py"], 1),
+        (["--config=sized.py:7"], 7),
+        (["--config", "sized.py:7"], 7),
+    ):
+        config, recipe = parse(monkeypatch, *flags)
         assert (config.model.num_layers, recipe.stem) == (layers, "sized")
 
 
