@@ -114,8 +114,15 @@ def make_program(
     """Compile-ready functions for `mesh`, carried by `jax.jit` or by `jax.pmap`."""
     init = functools.partial(init_state, objective, optimizer, seed)
     state = jax.eval_shape(init)
-    layout = shardings(state, mesh)
-    everywhere = NamedSharding(mesh, P())
+    if api == "pmap":  # its own mesh has one axis; any other would be compiled for once more
+        mesh = jax.make_mesh(
+            (mesh.size,), ("data",), axis_types=(AxisType.Auto,), devices=list(mesh.devices.flat)
+        )
+        rows, everywhere = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
+        layout = jax.tree.map(lambda _: everywhere, state)
+    else:
+        rows, everywhere = NamedSharding(mesh, BATCH), NamedSharding(mesh, P())
+        layout = shardings(state, mesh)
     train = functools.partial(
         train_step,
         objective=objective,
@@ -133,7 +140,6 @@ def make_program(
         )
         evaluate = pmap(functools.partial(evaluate, axis_name="data"), out_axes=None)
     else:
-        rows = NamedSharding(mesh, BATCH)
         train = jax.jit(
             train,
             in_shardings=(layout, rows),
@@ -150,18 +156,18 @@ def make_program(
         init=jax.jit(init, out_shardings=layout),
         train_step=train,
         eval_step=evaluate,
-        place=functools.partial(place, mesh=mesh, per_device=api == "pmap"),
+        place=functools.partial(place, sharding=rows, per_device=api == "pmap"),
     )
 
 
-def place(batch: dict[str, np.ndarray], mesh: Mesh, per_device: bool) -> Batch:
+def place(batch: dict[str, np.ndarray], sharding: NamedSharding, per_device: bool) -> Batch:
     """Put this host's rows on its devices.
 
     Args:
+      sharding: splits the first axis.
       per_device: lead with an axis of devices, [devices, B / devices, ...], as `jax.pmap` wants.
     """
-    sharding = NamedSharding(mesh, BATCH)
     if per_device:
-        local = len(mesh.local_devices)
+        local = len(sharding.addressable_devices)
         batch = {name: x.reshape(local, -1, *x.shape[1:]) for name, x in batch.items()}
     return {name: jax.make_array_from_process_local_data(sharding, x) for name, x in batch.items()}

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from electra_jax import masking, parallel
 from electra_jax.parallel import Program, make_mesh, make_program, partition_spec, path_name
+from electra_jax.progress import compilations
 from electra_jax.step import TrainState, init_state
 
 BATCH = tiny.packed(16)
@@ -135,9 +136,20 @@ def test_masks_and_samples_are_identical_integers(mode):
         devices = mesh(*axes)
         pmap = functools.partial(jax.pmap, devices=list(devices.devices.flat))
         carry = pmap if api == "pmap" else jax.jit
-        drawn = carry(draw)(parallel.place(BATCH, devices, per_device=api == "pmap"))
+        drawn = carry(draw)(program(carrier, "electra").place(BATCH))
         for one, other in zip(expected, jax.tree.leaves(drawn), strict=True):
             np.testing.assert_array_equal(np.reshape(other, one.shape), one)
+
+
+@pytest.mark.parametrize("carrier", ["2 data, 2 fsdp, 2 tensor", "8 pmapped"])
+def test_compiles_once(carrier):
+    running = program(carrier, "electra")
+    with compilations() as compiled:
+        state, _ = running.train_step(running.init(), running.place(BATCH))
+        compiled.clear()
+        for _ in range(2):
+            state, _ = running.train_step(state, running.place(BATCH))
+    assert not compiled
 
 
 # Layout

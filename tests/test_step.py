@@ -5,7 +5,6 @@ import functools
 import math
 
 import jax
-import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from electra_jax import step
 from electra_jax.objectives import Objective
 from electra_jax.objectives.mlm import MaskedLanguageModel
 from electra_jax.parallel import Program, make_program
+from electra_jax.progress import compilations
 from electra_jax.step import TrainState
 
 BATCH = tiny.packed(8)
@@ -58,25 +58,16 @@ def assert_equal(left, right) -> None:
 
 
 def test_compiles_once():
-    compiled = []
-
-    def listener(event: str, duration: float, **_) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(duration)
-
     program = usual_program()
     state = program.init()
-    jax.monitoring.register_event_duration_secs_listener(listener)
-    try:
+    with compilations() as compiled:
         jax.jit(lambda x: x + 1)(1)
         assert compiled  # the event is still called so
         state, _ = program.train_step(state, program.place(BATCH))
         compiled.clear()
         for _ in range(3):
             state, _ = program.train_step(state, program.place(BATCH))
-        assert not compiled
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listener)
+    assert not compiled
 
 
 def test_no_logits_for_every_token():
