@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from electra_jax.modeling.electra import Params
+from electra_jax.modeling.electra import Params, path_name
 
 # Spec 4.1: biases and LayerNorm are not decayed; kernels and all embedding tables are.
 NOT_DECAYED = re.compile(r"(^|/)(bias|scale)$")
@@ -46,12 +46,7 @@ def learning_rate(config: OptimizerConfig, step: Int[Array, ""]) -> Float[Array,
 
 def is_decayed(params: Params) -> Params:
     """A tree of bools: which parameters shrink."""
-    return jax.tree.map_with_path(
-        lambda path, _: (
-            not NOT_DECAYED.search(jax.tree_util.keystr(path, simple=True, separator="/"))
-        ),
-        params,
-    )
+    return jax.tree.map_with_path(lambda path, _: not NOT_DECAYED.search(path_name(path)), params)
 
 
 def scale_by_biased_adam(b1: float, b2: float, epsilon: float) -> optax.GradientTransformation:

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from electra_jax.modeling.electra import Params
+from electra_jax.modeling.electra import Params, path_name
 from electra_jax.objectives import Objective
 from electra_jax.objectives.mlm import Batch, Sums
 from electra_jax.optimizer import OptimizerConfig
@@ -57,11 +57,6 @@ def make_mesh(parallel: ConfigDict, devices: list[jax.Device] | None = None) -> 
         axis_types=(AxisType.Auto,) * 3,
         devices=devices,
     )
-
-
-def path_name(path: tuple) -> str:
-    """`params/discriminator/encoder/...` for a key path of a tree."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def partition_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:

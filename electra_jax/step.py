@@ -81,18 +81,18 @@ def train_step(
         )
         return loss, sums
 
+    grads_and_sums = jax.grad(loss_and_sums, has_aux=True)
+
     def add_part(carry, part):
-        grads, sums = jax.grad(loss_and_sums, has_aux=True)(state.params, part)
-        return jax.tree.map(jnp.add, carry, (grads, sums)), None
+        return jax.tree.map(jnp.add, carry, grads_and_sums(state.params, part)), None
 
     if num_microbatches == 1:
-        part = (batch, masked, dropout_key)
-        grads, sums = jax.grad(loss_and_sums, has_aux=True)(state.params, part)
+        grads, sums = grads_and_sums(state.params, (batch, masked, dropout_key))
     else:
         parts = jax.tree.map(lambda x: split_rows(x, num_microbatches), (batch, masked))
         parts = (*parts, jax.random.split(dropout_key, num_microbatches))
         first = jax.tree.map(lambda x: x[0], parts)
-        shapes = jax.eval_shape(jax.grad(loss_and_sums, has_aux=True), state.params, first)
+        shapes = jax.eval_shape(grads_and_sums, state.params, first)
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         (grads, sums), _ = jax.lax.scan(add_part, zeros, parts)
     grads, sums = add_over_devices((grads, sums), axis_name)

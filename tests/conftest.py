@@ -28,7 +28,7 @@ def check_function(function: Callable) -> Callable:
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_disable_most_optimizations", True)  # likewise
+jax.config.update("jax_disable_most_optimizations", True)  # so does this
 jaxtyping.install_import_hook("electra_jax", "conftest.check_function")
 
 

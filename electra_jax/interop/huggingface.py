@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array
 
 from electra_jax.errors import UserError
-from electra_jax.modeling.electra import Params
+from electra_jax.modeling.electra import Params, path_name
 
 # Our modules and tables to theirs; `{}` is the layer. Several names are fused in ours.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -66,8 +66,7 @@ def to_huggingface(params: Params) -> dict[str, Array]:
     """Hugging Face's tensors of `one_tower`; the tied `generator_lm_head.weight` is left out."""
     tensors = {}
     for path, value in jax.tree.leaves_with_path(params):
-        path = jax.tree_util.keystr(path, simple=True, separator="/")
-        path = re.sub("^(generator|discriminator)/encoder", "encoder", path)
+        path = re.sub("^(generator|discriminator)/encoder", "encoder", path_name(path))
         module, _, leaf = path.rpartition("/")
         names = NAMES[path if path in NAMES else module]
         suffix = "bias" if leaf == "bias" else "weight"

@@ -156,6 +156,11 @@ def run_tower(
     return encoder(embedded, attention_bias(context.piece_ids), encoder_key)
 
 
+def path_name(path: tuple) -> str:
+    """`discriminator/encoder/layers/up/kernel` for a key path into a tree of parameters."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
 def init(config: ElectraConfig, key: PRNGKey) -> tuple[nnx.GraphDef, Params]:
     """The model's structure and freshly initialised float32 parameters."""
     graph, state = nnx.split(Electra(config, nnx.Rngs(params=key)))
