@@ -18,6 +18,7 @@ setup(
     install_requires=[
         "absl-py",
         "flax>=0.12.8",
+        "fsspec",
         "grain>=0.2.18",
         "jax>=0.10.2",
         "jaxtyping",
@@ -26,7 +27,8 @@ setup(
         "numpy",
         "optax>=0.2.8",
         "orbax-checkpoint>=0.12.8",
-        "sentencepiece",
+        "pyarrow",
+        "sentencepiece>=0.2.2",
         "tensorboardX",
         "tensorflow-datasets",
         "tokenizers>=0.23",

@@ -29,17 +29,21 @@ def get_config() -> ConfigDict:
     config.num_microbatches = 1  # gradients are accumulated over this many parts of the batch
 
     config.data = data = ConfigDict()
-    data.source = "docstrings"  # docstrings | comma-separated files or globs (.txt, .gz, .xz)
+    data.source = "docstrings"  # or files, tfds:NAME, buckets; see docs/data.md
+    data.on_error = "raise"  # raise | skip (count and go on), at what cannot be read
     data.dir = "data"  # token stores are kept below this directory
-    data.vocab = ""  # vocabulary file, one word piece a line; empty: train one on the source
+    data.vocab = ""  # vocab.txt or SentencePiece .model; empty: train one on the source
+    data.tokenizer = "wordpiece"  # of a vocabulary trained here: wordpiece | unigram | bpe
     data.vocab_size = 30522  # pieces of a vocabulary that is trained here
+    data.special_tokens = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # in this order
     data.lower_case = True
     data.strip_accents = True  # only together with lower_case
-    data.max_word_chars = 200  # longer words become [UNK]
+    data.max_word_chars = 200  # longer words become [UNK]; WordPiece only
     data.held_out = 0.005  # share of the documents kept for evaluation
-    data.layout = "packed"  # packed (no padding to speak of) | document (one piece a row)
+    data.layout = "packed"  # packed (no padding to speak of) | document (one piece a row) | electra
     data.sequence_length = 128
     data.num_threads = 2  # that build batches ahead of the step
+    data.num_workers = 0  # processes that do so instead; 0: none, the threads suffice
     data.prefetch = 8  # batches built ahead
 
     config.model = model = ConfigDict()
@@ -65,6 +69,7 @@ def get_config() -> ConfigDict:
 
     config.masking = masking = ConfigDict()
     masking.mode = "clean"  # clean | faithful (the original's draws with replacement, spec 3.2)
+    masking.unit = "token"  # token | word (whole words) | span (some whole words in a row)
     masking.rate = 0.15  # share of the tokens that is predicted
     masking.mask_token_share = 0.85  # of these, shown to the generator as [MASK]
     masking.random_token_share = 0.0  # of these, shown as a random token; the rest as they are
@@ -133,13 +138,20 @@ CHECKS: dict[str, Check] = {
     "batch_size": COUNT,
     "num_microbatches": COUNT,
     "data.source": (bool, "docstrings or the files to read"),
+    "data.on_error": one_of("raise", "skip"),
     "data.dir": (bool, "a directory"),
+    "data.tokenizer": one_of("wordpiece", "unigram", "bpe"),
     "data.vocab_size": (lambda x: x >= 100, "at least 100"),
+    "data.special_tokens": (
+        lambda x: len({*x}) == len(x) == 5 and all(isinstance(y, str) and y for y in x),
+        "five different names: padding, unknown, start, end, mask",
+    ),
     "data.max_word_chars": COUNT,
     "data.held_out": FRACTION,
-    "data.layout": one_of("packed", "document"),
+    "data.layout": one_of("packed", "document", "electra"),
     "data.sequence_length": (lambda x: x >= 8, "at least 8"),
     "data.num_threads": COUNT,
+    "data.num_workers": NOT_NEGATIVE,
     "data.prefetch": COUNT,
     "model.hidden_size": COUNT,
     "model.num_layers": COUNT,
@@ -158,6 +170,7 @@ CHECKS: dict[str, Check] = {
     "generator.sharing": one_of("embeddings", "none", "all"),
     "generator.temperature": POSITIVE,
     "masking.mode": one_of("clean", "faithful"),
+    "masking.unit": one_of("token", "word", "span"),
     "masking.rate": FRACTION,
     "masking.mask_token_share": SHARE,
     "masking.random_token_share": SHARE,
@@ -254,6 +267,11 @@ def clashes(config: ConfigDict, num_devices: int) -> Iterator[str]:
             "config.masking.mask_token_share and config.masking.random_token_share are "
             f"{config.masking.mask_token_share} and {config.masking.random_token_share}; "
             "allowed: at most 1 together"
+        )
+    if config.masking.mode == "faithful" and config.masking.unit != "token":
+        yield (
+            f"config.masking.unit is {config.masking.unit!r}, which config.masking.mode = "
+            "'faithful' does not know; allowed: 'token', or config.masking.mode = 'clean'"
         )
     if data.strip_accents and not data.lower_case:
         yield (

@@ -7,7 +7,7 @@ Run the same command again and it goes on where it stopped.
 
 Any field of a recipe can be set on the command line. Often used are
 
-    --config.data.source='a.txt,b/*.txt.gz'   text files to train on
+    --config.data.source='a.txt,b/*.jsonl.gz' text to train on: docs/data.md
     --config.data.sequence_length=512         tokens in a row
     --config.batch_size=256                   rows in an update, over all devices
     --config.num_train_steps=100000           updates
@@ -20,16 +20,17 @@ Any field of a recipe can be set on the command line. Often used are
 electra_jax/config.py lists all of them with their defaults.
 """
 
-from pathlib import Path
-
-from absl import flags
-
-from electra_jax import cli
-from electra_jax.train import train_and_evaluate
-
 
 def main() -> None:
     """Run the recipe."""
+    # Imported here, because the processes that tokenise import this module, too.
+    from pathlib import Path
+
+    from absl import flags
+
+    from electra_jax import cli
+    from electra_jax.train import train_and_evaluate
+
     values = cli.recipe_flags()
     workdir = flags.DEFINE_string(
         "workdir", None, "run directory; default: runs/NAME_OF_RECIPE", flag_values=values
@@ -39,4 +40,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    from electra_jax import cli
+
     cli.run(main)

@@ -6,9 +6,19 @@ the same masks and samples on any number of devices, hosts or micro-batches.
 
 Two modes say how positions are drawn (spec 3.2):
 
-* `clean`: without replacement, so exactly the budget of distinct positions is predicted.
+* `clean`: without replacement, so that the whole budget is spent on distinct positions.
 * `faithful`: with replacement, as in the original code. Where several draws hit one position their
   samples are averaged with integer division, which writes an arbitrary token (spec 0.3).
+
+In `clean` mode there are three units, which are predicted as a whole and shown in one way:
+
+* `token`: every token for itself.
+* `word`: a token that starts a word and those that continue it.
+* `span`: some words in a row, as in SpanBERT (Joshi et al., TACL 2020). The budget may end one.
+
+    tokens   [CLS] token ##isation of some cor ##pora [SEP] yes [SEP]
+    words            0       0      1   2   3     3          4
+    spans            0       0      0   1   1     1          2
 """
 
 import dataclasses
@@ -21,6 +31,14 @@ from electra_jax.modeling.electra import VOCAB_BLOCK
 
 RowKeys = Key[Array, "B"]
 
+# Spans have 1 to 10 words, k of them in proportion to 0.8 ** k: 3.8 on average (SpanBERT, 3.1).
+SPAN_END = 0.2
+MAX_SPAN_WORDS = 10
+
+# Words are gone through so many times for some that fit what is left of the budget. Even of words
+# with three tokens on average, only one row in hundreds then lacks a token of its budget.
+ROUNDS = 4
+
 
 @dataclasses.dataclass(frozen=True)
 class MaskingConfig:
@@ -30,6 +48,8 @@ class MaskingConfig:
     random_token_share: share shown as a random token; the rest keeps the original token.
     mode: `clean` or `faithful`, see the module's docstring.
     unmaskable_ids: ids that are never predicted: `[CLS]`, `[SEP]` and `[MASK]`.
+    unit: `token`; `clean` mode also knows `word` and `span`, see the module's docstring.
+    starts_word: for each id whether the token starts a word; not needed for `token`.
     """
 
     rate: float
@@ -39,6 +59,8 @@ class MaskingConfig:
     vocab_size: int
     mask_id: int
     unmaskable_ids: tuple[int, ...]
+    unit: str = "token"
+    starts_word: tuple[bool, ...] = dataclasses.field(default=(), repr=False)
 
     def max_predictions(self, length: int) -> int:
         """Static number of prediction slots in a row of `length` tokens (spec 3.1)."""
@@ -71,6 +93,7 @@ def mask_tokens(
 
     A row's budget is its number of real tokens times the rate, rounded half to even, at least
     one and at most the number of slots; `clean` mode also stops at the maskable tokens there are.
+    Of words, those are predicted that fit the budget, which may leave a little of it.
     """
 
     def mask_row(ids: Int[Array, "L"], real: Bool[Array, "L"], key: Key[Array, ""]) -> Masked:
@@ -79,7 +102,9 @@ def mask_tokens(
         candidates = real & ~jnp.isin(ids, jnp.array(config.unmaskable_ids))
         budget = jnp.clip(jnp.round(real.sum() * config.rate), 1, num_slots)
 
-        if config.mode == "clean":  # the largest of independent uniforms: no position twice
+        if config.unit != "token":
+            drawn, unit, budget = draw_words(config, ids, candidates, budget, position_key)
+        elif config.mode == "clean":  # the largest of independent uniforms: no position twice
             noise = jnp.where(candidates, jax.random.uniform(position_key, ids.shape), -1.0)
             drawn = jax.lax.top_k(noise, num_slots)[1]
             budget = jnp.minimum(budget, candidates.sum())
@@ -92,7 +117,10 @@ def mask_tokens(
         positions = jnp.where(in_use, drawn, 0)
         labels = jnp.where(in_use, ids[positions], 0)
 
-        shown = jax.random.uniform(show_key, (num_slots,))
+        if config.unit == "token":
+            shown = jax.random.uniform(show_key, (num_slots,))
+        else:  # the same for all tokens of a unit
+            shown = jax.random.uniform(show_key, ids.shape)[unit]
         as_mask = in_use & (shown < config.mask_token_share)
         as_random = (
             in_use & ~as_mask & (shown < config.mask_token_share + config.random_token_share)
@@ -106,6 +134,55 @@ def mask_tokens(
         return Masked(masked_ids, positions, labels, in_use.astype(jnp.float32))
 
     return jax.vmap(mask_row)(input_ids, is_real, keys)
+
+
+def draw_words(
+    config: MaskingConfig,
+    ids: Int[Array, "L"],
+    candidates: Bool[Array, "L"],
+    budget: Float[Array, ""],
+    key: Key[Array, ""],
+) -> tuple[Int[Array, "P"], Int[Array, "P"], Int[Array, ""]]:
+    """Draw whole words that together fit the budget, alone or in spans.
+
+    The row is cut into units, words or spans, and these are put in random order. Their words are
+    taken in this order until one does not fit. Those after it fill up what is left, if they fit.
+
+    Returns:
+      Positions; for each the number of its unit, below L; and how many positions are in use.
+    """
+    length = len(ids)
+    order_key, span_key = jax.random.split(key)
+    # What cannot be predicted ends words and spans. The borders of pieces are such tokens.
+    is_first = ~jnp.append(False, candidates[:-1])
+    starts_word = candidates & (jnp.array(config.starts_word)[ids] | is_first)
+    starts_unit = starts_word
+    if config.unit == "span":
+        starts_unit &= draw_span_starts(starts_word, span_key) | is_first
+    unit = jnp.cumsum(starts_unit) - 1
+    noise = jnp.where(candidates, jax.random.uniform(order_key, (length,))[unit], jnp.inf)
+    order = jnp.argsort(noise)  # stable: the tokens of a unit stay in order
+
+    candidates = candidates[order]  # from here on, tokens come in this order
+    word = jnp.cumsum(starts_word[order]) - 1
+    sizes = jnp.zeros(length, jnp.int32).at[word].add(candidates)
+    taken = jnp.zeros(length, bool)
+    for _ in range(ROUNDS):
+        left = budget - sizes.sum(where=taken)
+        fits = ~taken & (sizes <= left)
+        taken |= fits & (jnp.cumsum(jnp.where(fits, sizes, 0)) <= left)
+    predicted = candidates & taken[word]
+    slots = jnp.nonzero(predicted, size=config.max_predictions(length), fill_value=0)[0]
+    return order[slots], unit[order[slots]], predicted.sum()
+
+
+def draw_span_starts(starts_word: Bool[Array, "L"], key: Key[Array, ""]) -> Bool[Array, "L"]:
+    """True for the first words of spans that follow each other through a row."""
+    chances = (1 - SPAN_END) ** jnp.arange(MAX_SPAN_WORDS)
+    lengths = jax.random.choice(key, MAX_SPAN_WORDS, starts_word.shape, p=chances / chances.sum())
+    is_start = jnp.zeros(starts_word.shape, bool)
+    is_start = is_start.at[jnp.cumsum(lengths + 1)].set(True, mode="drop")  # in words
+    return starts_word & is_start[jnp.cumsum(starts_word) - 1]
 
 
 def sample_replacements(

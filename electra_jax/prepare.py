@@ -4,62 +4,84 @@
     python -m electra_jax.prepare --config=configs/large.py --config.data.source='text/*.txt'
 
 Training does this by itself. As a command of its own it runs on a machine without accelerators, and
-shows what a corpus holds before anything is trained on it. Often used are
+shows what a corpus holds before anything is trained on it. It uses all cores; interrupted, it goes
+on where it stopped. Often used are
 
-    --config.data.source='a.txt,b/*.txt.gz'   text files
+    --config.data.source='a.txt,b/*.jsonl.gz' files, data sets, buckets: see docs/data.md
     --config.data.dir=DIR                     where token stores are kept
-    --config.data.vocab=vocab.txt             a given vocabulary instead of a trained one
-    --config.data.vocab_size=32000            pieces of a trained one
+    --config.data.vocab=FILE                  a given vocab.txt or SentencePiece .model
+    --config.data.tokenizer=unigram           train one: wordpiece, unigram or bpe
+    --config.data.vocab_size=32000            with so many pieces
     --config.data.held_out=0.01               share of the documents kept for evaluation
+    --config.data.on_error=skip               count what cannot be read, and go on
+    --verify                                  compare a store with its hashes
 """
 
+import contextlib
+import fcntl
+import functools
 import hashlib
 import json
+import os
 import re
+import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from electra_jax import cli
-from electra_jax.config import validate
-from electra_jax.data import sources
-from electra_jax.data.store import FORMAT_VERSION, TokenStore, open_store, write_store
+from electra_jax.data import reader, sources
+from electra_jax.data import tokenizer as tokenizers
+from electra_jax.data.reader import Group, logged, take_apart
+from electra_jax.data.sources import Source
+from electra_jax.data.store import (
+    FORMAT_VERSION,
+    TokenStore,
+    can_go_on,
+    open_store,
+    unfinished,
+    verify,
+    write_store,
+)
 from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.data.workers import map_in_order
 from electra_jax.errors import UserError
 
+Log = Callable[[str], None]
 
-def prepare(data_config: Any, log: Callable[[str], None] = print) -> TokenStore:
+
+def prepare(data_config: Any, log: Log = print) -> TokenStore:
     """Opens the token store for a configuration; makes it first when it is missing.
 
     Stores live side by side in `data_config.dir`, each under a name made from the source and a
-    hash of all that determines its content, so that a changed setting gives another store.
-    Meant to be called by a single process at a time.
+    hash of all that determines its content, so that a changed setting gives another store. Where
+    several processes of a machine want the same store, one makes it and the others wait.
 
     Args:
-      data_config: has `source`, `dir`, `vocab` (a vocabulary file, or "" to train one),
-        `vocab_size` (of a trained vocabulary), `lower_case`, `strip_accents`, `max_word_chars` and
-        `held_out`.
+      data_config: `config.data`.
       log: receives lines of progress.
 
     Raises:
-      UserError: the source or the vocabulary cannot be used, or the source files have changed
-        since the store was made.
+      UserError: the source or the vocabulary cannot be used, or the source has changed since the
+        store was made. Nothing is left behind.
     """
+    entries = sources.parse(data_config.source)
     directory = store_directory(data_config)
     if directory.exists():
         store = open_store(directory)
-        _check_unchanged(store, data_config.source)
+        _check_unchanged(store, entries)
         log(f"using {directory}")
         return store
-
     started = time.monotonic()
-    log(f"making {directory}")
-    documents = _documents(data_config.source)
-    tokenizer = _tokenizer(data_config, documents, log)
-    write_store(
-        directory, data_config.source, documents(), tokenizer, data_config.held_out, log=log
-    )
+    origin = {
+        "sources": [str(entry) for entry in entries],
+        "fingerprint": sources.fingerprint(entries),
+    }
+    while not directory.exists():
+        with _held(unfinished(directory), log) as is_ours:
+            if is_ours:
+                log(f"making {directory}")
+                _make(directory, data_config, entries, origin, log)
     store = open_store(directory)
     _report(store, time.monotonic() - started, log)
     return store
@@ -67,44 +89,95 @@ def prepare(data_config: Any, log: Callable[[str], None] = print) -> TokenStore:
 
 def store_directory(data_config: Any) -> Path:
     """Where `prepare` keeps the store for a configuration."""
-    source = data_config.source
+    entries = sources.parse(data_config.source)
+    trained = {"tokenizer": data_config.tokenizer, "vocab_size": data_config.vocab_size}
     identity = {
         "format_version": FORMAT_VERSION,
-        "source": source,
-        "vocab": _sha256(data_config.vocab) if data_config.vocab else data_config.vocab_size,
+        "sources": [str(entry) for entry in entries],
+        "on_error": data_config.on_error,
+        "vocab": _sha256(data_config.vocab) if data_config.vocab else trained,
         "held_out": data_config.held_out,
+        # Updating a package or data set is normal and gives another corpus. A changed file is a
+        # surprise, and is reported instead.
+        "versions": sources.versions(entries),
         **_tokenizer_settings(data_config),
     }
-    if source == sources.DOCSTRINGS:
-        # Updating a package is normal and gives another corpus. Changed files are a surprise, and
-        # are reported instead.
-        identity["fingerprint"] = sources.fingerprint(source)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    short_name = re.sub(r"[^A-Za-z0-9]+", "-", source)[-40:].strip("-")
+    short_name = re.sub(r"[^A-Za-z0-9]+", "-", data_config.source)[-40:].strip("-")
     return Path(data_config.dir).expanduser() / f"{short_name}-{digest[:12]}"
 
 
-def _documents(source: str) -> Callable[[], Iterable[list[str]]]:
-    """A function that gives the documents, however often it is called."""
-    if source == sources.DOCSTRINGS:
-        # They fit in memory, and take longer to find than to tokenise.
-        found = list(sources.documents(source))
-        return lambda: found
-    return lambda: sources.documents(source)
+@contextlib.contextmanager
+def _held(place: Path, log: Log) -> Iterator[bool]:
+    """Keeps other processes out of a directory, which is made; waits for one that is there.
+
+    Yields whether the directory is still there, under this name: it is not when that other
+    process has completed or given up its work. The end of a process ends its hold.
+    """
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"data.dir: cannot make {place}: {error.strerror}") from error
+    handle = os.open(place, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log(f"waiting for another process that works in {place}")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield place.exists() and os.path.samestat(os.fstat(handle), os.stat(place))
+    finally:
+        os.close(handle)
 
 
-def _tokenizer(
-    data_config: Any, documents: Callable[[], Iterable[list[str]]], log: Callable[[str], None]
-) -> Tokenizer:
+def _make(directory: Path, data_config: Any, entries: list[Source], origin: dict, log: Log) -> None:
+    place = unfinished(directory)
+    try:
+        if can_go_on(place, origin):
+            tokenizer = tokenizers.load(place / "tokenizer")
+        else:
+            for left_over in place.iterdir():
+                shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
+            tokenizer = _tokenizer(data_config, entries, log)
+        write_store(
+            directory,
+            reader.groups(entries),
+            tokenizer,
+            data_config.held_out,
+            origin=origin,
+            on_error=data_config.on_error,
+            log=log,
+        )
+    except UserError:
+        shutil.rmtree(place)
+        with contextlib.suppress(OSError):  # It holds other stores.
+            place.parent.rmdir()
+        raise
+
+
+def _tokenizer(data_config: Any, entries: list[Source], log: Log) -> Tokenizer:
     settings = _tokenizer_settings(data_config)
     if data_config.vocab:
-        return Tokenizer.from_vocab_file(data_config.vocab, **settings)
-    log(f"training a vocabulary of {data_config.vocab_size:,} tokens")
-    return Tokenizer.train(documents(), data_config.vocab_size, **settings)
+        return tokenizers.from_file(data_config.vocab, **settings)
+    kind, size = data_config.tokenizer, data_config.vocab_size
+    trainer = tokenizers.trainer(kind, size, **settings)
+    summarize = functools.partial(_summarize, trainer.summarize, data_config.on_error)
+    groups = logged(reader.groups(entries), "read for the vocabulary", log)
+    for summary in map_in_order(summarize, groups):
+        trainer.add(summary)
+    log(f"training a {kind} vocabulary of {size:,} tokens")
+    return trainer.finish()
+
+
+def _summarize(summarize: Callable[[list[str]], Any], on_error: str, group: Group) -> Any:
+    """What training a vocabulary needs to know of a group. Runs in a worker process."""
+    documents = take_apart(group, on_error).found
+    return summarize([line for _, lines in documents for line in lines])
 
 
 def _tokenizer_settings(data_config: Any) -> dict:
     return {
+        "special_tokens": tuple(data_config.special_tokens),
         "lower_case": data_config.lower_case,
         "strip_accents": data_config.strip_accents,
         "max_word_chars": data_config.max_word_chars,
@@ -118,10 +191,8 @@ def _sha256(vocab: str) -> str:
         raise UserError(f"data.vocab: cannot read {vocab}: {error.strerror}") from error
 
 
-def _check_unchanged(store: TokenStore, source: str) -> None:
-    if source == sources.DOCSTRINGS:
-        return  # The fingerprint is part of the directory's name.
-    changed = sources.changed_file(source, store.manifest["fingerprint"])
+def _check_unchanged(store: TokenStore, entries: list[Source]) -> None:
+    changed = sources.changed(entries, store.manifest["fingerprint"])
     if changed:
         raise UserError(
             f"data.source: {changed} is not what {store.directory} was made from; delete that "
@@ -129,8 +200,13 @@ def _check_unchanged(store: TokenStore, source: str) -> None:
         )
 
 
-def _report(store: TokenStore, seconds: float, log: Callable[[str], None]) -> None:
-    for split, counts in store.manifest["splits"].items():
+def _report(store: TokenStore, seconds: float, log: Log) -> None:
+    manifest = store.manifest
+    read = manifest["read"]
+    log(f"read: {read['documents']:,} documents, {read['characters']:,} characters")
+    for reason, count in manifest["dropped"].items():
+        log(f"left out: {count:,} {reason}")
+    for split, counts in manifest["splits"].items():
         log(
             f"{split}: {counts['documents']:,} documents, {counts['characters']:,} characters, "
             f"{counts['tokens']:,} tokens, {counts['tokens'] / counts['words']:.2f} tokens per "
@@ -141,11 +217,25 @@ def _report(store: TokenStore, seconds: float, log: Callable[[str], None]) -> No
 
 def main() -> None:
     """Prepare the data of the recipe."""
-    config, _ = cli.parse_with_recipe(cli.recipe_flags(), __doc__)
+    # Imported here, because the processes that tokenise import this module, too.
+    from absl import flags
+
+    from electra_jax import cli
+    from electra_jax.config import validate
+
+    values = cli.recipe_flags()
+    verifies = flags.DEFINE_bool(
+        "verify", False, "compare the store with its hashes", flag_values=values
+    )
+    config, _ = cli.parse_with_recipe(values, __doc__)
     mesh = config.parallel
     validate(config, num_devices=max(1, mesh.data) * mesh.fsdp * mesh.tensor)  # not those of here
-    prepare(config.data)
+    store = prepare(config.data)
+    if verifies.value:
+        print(f"verified: all {verify(store)} files are what was written")
 
 
 if __name__ == "__main__":
+    from electra_jax import cli
+
     cli.run(main)

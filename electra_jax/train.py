@@ -1,10 +1,12 @@
 """The story of a run, in order: mesh, data, model, state, restore, loop."""
 
 import collections
+import contextlib
 import importlib.metadata
 import json
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -14,7 +16,7 @@ from ml_collections import ConfigDict
 from electra_jax import config as configuration
 from electra_jax import metrics, parallel
 from electra_jax.checkpoint import Checkpoints
-from electra_jax.data import layout, loader
+from electra_jax.data import layout, loader, sources
 from electra_jax.data.layout import Rows
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
@@ -29,6 +31,8 @@ from electra_jax.report import write_report
 from electra_jax.step import TrainState
 from electra_jax.writer import MetricWriter
 
+Log = Callable[[str], None]
+
 # Fields that may change when a run is resumed: no number that training computes depends on them.
 FREE_FIELDS = (
     "log_every_steps",
@@ -36,7 +40,7 @@ FREE_FIELDS = (
     "checkpoint.",
     "parallel.",
     "data.dir",
-    "data.num_threads",
+    "data.num_",
     "data.prefetch",
     "model.remat",
     "model.scan_unroll",
@@ -60,8 +64,16 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> TrainState:
 
     mesh = parallel.make_mesh(config.parallel)
     store = prepare(config.data, log)
+    weights = sources.weights(sources.parse(config.data.source))
     rows, held_out = (
-        layout.rows(store, split, config.data.sequence_length, config.data.layout)
+        layout.rows(
+            store,
+            split,
+            config.data.sequence_length,
+            config.data.layout,
+            seed=config.seed,
+            by_source=split == "train" and weights is not None,
+        )
         for split in ("train", "held_out")
     )
     if len(rows) < config.batch_size:
@@ -69,6 +81,7 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> TrainState:
             f"config.batch_size is {config.batch_size}, but config.data.source gives only "
             f"{len(rows)} rows of {config.data.sequence_length} tokens to train on"
         )
+    warn_of_long_words(config, store.manifest["splits"]["train"], log)
     objective = make_objective(config, store.tokenizer)
     optimizer = OptimizerConfig(num_steps=config.num_train_steps, **config.optimizer)
     program = parallel.make_program(
@@ -96,12 +109,15 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> TrainState:
             config.num_train_steps - start,
             batch_size=config.batch_size,
             seed=config.seed,
+            weights=weights or (1.0,),
             process_index=jax.process_index(),
             process_count=jax.process_count(),
             num_threads=config.data.num_threads,
+            num_workers=config.data.num_workers,
             prefetch=config.data.prefetch,
         )
         with (
+            contextlib.closing(batches),
             MetricWriter(workdir, start) as writer,
             compilations() as compiled,
             jax.transfer_guard("disallow"),
@@ -141,6 +157,17 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> TrainState:
     return state
 
 
+def warn_of_long_words(config: ConfigDict, counts: dict[str, int], log: Log) -> None:
+    """Say so when whole words are to be masked in a script that does not separate them."""
+    tokens_per_word = counts["tokens"] / counts["words"]
+    if config.masking.unit != "token" and tokens_per_word > 3:
+        log(
+            f"warning: config.masking.unit is {config.masking.unit!r}, but words have "
+            f"{tokens_per_word:.1f} tokens on average here; words that exceed a row's share of "
+            "predictions are never masked, and fewer tokens are predicted than asked for"
+        )
+
+
 def evaluate(
     program: Program, objective: Objective, params: Params, held_out: Rows, batch_size: int
 ) -> dict[str, float]:
@@ -169,8 +196,10 @@ def check_workdir(config: ConfigDict, workdir: Path) -> None:
     checkpoints = workdir / "checkpoints"
     if not checkpoints.exists() or not any(path.name.isdigit() for path in checkpoints.iterdir()):
         return
-    before = configuration.flatten(ConfigDict(json.loads((workdir / "config.json").read_text())))
-    now = configuration.flatten(config)
+    before, now = (
+        configuration.flatten(ConfigDict(json.loads(content)))
+        for content in ((workdir / "config.json").read_text(), json.dumps(config.to_dict()))
+    )
     differing = [
         f"config.{name} (was {before.get(name)!r}, is {now.get(name)!r})"
         for name in sorted({*before, *now})
@@ -222,6 +251,7 @@ def describe(
             "rows": f"{len(rows):,}",
             "tokens": f"{rows.real_tokens:,}",
             "padding": f"{1 - filled:.2%}",
+            "cut off": f"{rows.dropped_tokens / splits['train']['tokens']:.2%}",
             "epochs": f"{epochs:.2f}",
             "held-out documents": f"{splits['held_out']['documents']:,}",
             "held-out tokens": f"{held_out.real_tokens:,}",

@@ -1,28 +1,63 @@
+import lzma
+import pickle
 import time
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from scipy import stats
 from stdlib_text import stdlib_documents
+from stores import make_store
 
-from electra_jax.data import sources
-from electra_jax.data.layout import LAYOUTS, Rows, _pack, rows
-from electra_jax.data.store import TokenStore, open_store, write_store
-from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.data import tokenizer
+from electra_jax.data.layout import (
+    BEGINS_PIECE,
+    ENDS_SEGMENT,
+    SECOND_SEGMENT,
+    Rows,
+    _pack,
+    rows,
+)
+from electra_jax.data.store import Tokens, TokenStore
 from electra_jax.errors import UserError
 
 SETTINGS = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
-
-
-def make_store(directory, documents, tokenizer, held_out=0.1) -> TokenStore:
-    write_store(directory, __file__, documents, tokenizer, held_out, log=lambda _: None)
-    return open_store(directory)
+PAD, CLS, SEP = 0, 2, 3
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory) -> TokenStore:
-    tokenizer = Tokenizer.train(stdlib_documents(), 1000, **SETTINGS)
-    return make_store(tmp_path_factory.mktemp("layout") / "store", stdlib_documents(), tokenizer)
+    lines = chain.from_iterable(stdlib_documents())
+    trained = tokenizer.train("wordpiece", lines, 1000, **SETTINGS)
+    return make_store(tmp_path_factory.mktemp("layout") / "store", stdlib_documents(), trained)
+
+
+class MadeStore(TokenStore):
+    """A store of made-up documents, given by the sizes of their lines. Ids tell the place."""
+
+    tokenizer = SimpleNamespace(pad_id=PAD, cls_id=CLS, sep_id=SEP)
+
+    def __init__(self, documents: list[list[int]], sources: list[int] | None = None):
+        self.sizes = documents
+        self.num_tokens = sum(map(sum, documents))
+        self._sources = sources
+
+    def tokens(self, split: str) -> Tokens:
+        return Tokens([np.arange(10, 10 + self.num_tokens, dtype=np.uint32)])
+
+    def documents(self, split: str) -> np.ndarray:
+        return offsets(map(sum, self.sizes))
+
+    def lines(self, split: str) -> np.ndarray:
+        return offsets(chain.from_iterable(self.sizes))
+
+    def sources(self, split: str) -> np.ndarray:
+        return offsets(self._sources)
+
+
+def offsets(counts) -> np.ndarray:
+    return np.array([*accumulate(counts, initial=0)])
 
 
 def all_rows(examples: Rows) -> dict[str, np.ndarray]:
@@ -38,17 +73,25 @@ def pieces(batch: dict[str, np.ndarray]) -> list[list[int]]:
     ]
 
 
-def test_batch_of_known_rows():
-    examples = Rows(
+def make_rows(starts, sizes, marks, first) -> Rows:
+    return Rows(
         length=8,
-        tokens=_FakeTokens(),
-        starts=np.array([10, 20, 30]),
-        sizes=np.array([2, 1, 5], np.int32),
-        first=np.array([0, 2, 3]),
-        pad_id=0,
-        cls_id=2,
-        sep_id=3,
+        tokens=Tokens([np.arange(100)]),
+        starts=np.array(starts),
+        sizes=np.array(sizes, np.int32),
+        marks=np.array(marks, np.uint8),
+        first=np.array(first),
+        groups=np.array([0, len(first) - 1]),
+        dropped_tokens=0,
+        pad_id=PAD,
+        cls_id=CLS,
+        sep_id=SEP,
     )
+
+
+def test_batch_of_known_pieces():
+    piece = BEGINS_PIECE | ENDS_SEGMENT
+    examples = make_rows([10, 20, 30], [2, 1, 5], [piece] * 3, first=[0, 2, 3])
     batch = examples.batch(np.array([1, -1, 0]))
     assert batch["input_ids"].tolist() == [
         [2, 30, 31, 32, 33, 34, 3, 0],
@@ -70,14 +113,36 @@ def test_batch_of_known_rows():
     assert (len(examples), examples.real_tokens) == (2, 14)
 
 
-class _FakeTokens:
-    """Tokens whose ids are their offsets."""
+def test_batch_of_known_segments():
+    examples = make_rows(
+        starts=[10, 20, 30, 40],
+        sizes=[1, 2, 2, 4],
+        marks=[
+            BEGINS_PIECE,
+            ENDS_SEGMENT,
+            ENDS_SEGMENT | SECOND_SEGMENT,
+            BEGINS_PIECE | ENDS_SEGMENT,
+        ],
+        first=[0, 3, 4],
+    )
+    batch = examples.batch(np.array([0, 1, -1]))
+    assert batch["input_ids"].tolist() == [
+        [2, 10, 20, 21, 3, 30, 31, 3],
+        [2, 40, 41, 42, 43, 3, 0, 0],
+        [0, 0, 0, 0, 0, 0, 0, 0],
+    ]
+    assert batch["piece_ids"].tolist() == [[1] * 8, [1] * 6 + [0] * 2, [0] * 8]
+    assert batch["position_ids"].tolist() == [[*range(8)], [*range(6), 0, 0], [0] * 8]
+    assert batch["token_type_ids"].tolist() == [[0] * 5 + [1] * 3, [0] * 8, [0] * 8]
+    assert (len(examples), examples.real_tokens) == (2, 14)
 
-    def ranges(self, starts, sizes):
-        return np.concatenate([np.arange(s, s + n) for s, n in zip(starts, sizes, strict=True)])
+
+def test_batch_of_nothing_but_padding():
+    batch = make_rows([10], [2], [BEGINS_PIECE | ENDS_SEGMENT], [0, 1]).batch(np.array([-1, -1]))
+    assert all(array.shape == (2, 8) and not array.any() for array in batch.values())
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["packed", "document"])
 @pytest.mark.parametrize("length", [3, 16, 128, 4096])
 def test_no_token_is_lost_or_added(store, layout, length):
     examples = rows(store, "train", length, layout)
@@ -95,9 +160,11 @@ def test_no_token_is_lost_or_added(store, layout, length):
     else:
         assert sorted(found) == sorted(expected)
     assert examples.real_tokens == sum(map(len, expected)) == np.count_nonzero(batch["piece_ids"])
+    assert examples.dropped_tokens == 0
+    assert examples.groups.tolist() == [0, len(examples)]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["packed", "document"])
 def test_fields_agree_with_each_other(store, layout):
     batch = all_rows(rows(store, "train", 64, layout))
     ids, piece_ids, position_ids = (
@@ -113,18 +180,29 @@ def test_fields_agree_with_each_other(store, layout):
         assert piece_ids.max() == 1
 
 
-def test_batch_is_its_rows(store):
-    examples = rows(store, "train", 64, "packed")
+@pytest.mark.parametrize("layout", ["packed", "electra"])
+def test_batch_is_its_rows(store, layout):
+    examples = rows(store, "train", 64, layout)
     whole = all_rows(examples)
     indices = np.array([5, 0, len(examples) - 1, 5])
     for key, array in examples.batch(indices).items():
         np.testing.assert_array_equal(array, whole[key][indices])
 
 
-def test_result_is_reproducible(store):
-    first, second = (all_rows(rows(store, "train", 64, "packed")) for _ in range(2))
+@pytest.mark.parametrize("layout", ["packed", "electra"])
+def test_result_is_reproducible(store, layout):
+    first, second = (all_rows(rows(store, "train", 64, layout)) for _ in range(2))
     for key in first:
         np.testing.assert_array_equal(first[key], second[key])
+
+
+def test_rows_travel_to_other_processes_without_their_tokens(store):
+    examples = rows(store, "train", 64, "packed")
+    pickled = pickle.dumps(examples)
+    assert len(pickled) < 14 * examples.sizes.size + 8 * len(examples) + 2000
+    there, here = all_rows(pickle.loads(pickled)), all_rows(examples)  # noqa: S301
+    for key, array in here.items():
+        np.testing.assert_array_equal(there[key], array)
 
 
 def pack_one_by_one(widths: np.ndarray, length: int) -> list[int]:
@@ -173,18 +251,184 @@ def test_packing_wastes_little_on_docstrings(store, length):
     "corpus", ["en_novels_0", "en_us_presidential_speeches", "en_wikipedia_squad_articles"]
 )
 def test_packing_wastes_little_on_corpora(shared_data, tmp_path, corpus):
-    documents = sources.documents(str(shared_data / f"text/{corpus}.txt.xz"))
+    with lzma.open(shared_data / f"text/{corpus}.txt.xz", "rt", encoding="utf-8") as file:
+        text = file.read()
+    documents = [document.split("\n") for document in text.split("\n\n")]
     vocab = shared_data / "vocab/bert-base-uncased.vocab.txt"
-    tokenizer = Tokenizer.from_vocab_file(vocab, **SETTINGS)
-    store = make_store(tmp_path / "store", documents, tokenizer)
+    store = make_store(
+        tmp_path / "store", documents, tokenizer.from_file(vocab, **SETTINGS), size=50
+    )
     for length in (128, 512):
         assert efficiency(store, length) > 0.98
 
 
 def test_bad_layout_and_length_are_refused(store):
     with pytest.raises(
-        UserError, match=r"^data\.layout: found 'dense'; allowed are packed, document"
+        UserError, match=r"^data\.layout: found 'dense'; allowed are packed, document, electra$"
     ):
         rows(store, "train", 64, "dense")
-    with pytest.raises(UserError, match=r"found 2; allowed are 3 and more"):
-        rows(store, "train", 2, "packed")
+    for layout, smallest in (("packed", 3), ("document", 3), ("electra", 5)):
+        rows(store, "train", smallest, layout)
+        with pytest.raises(UserError, match=f"found {smallest - 1}; allowed are {smallest} and"):
+            rows(store, "train", smallest - 1, layout)
+
+
+# Layout `electra`
+
+
+def original_examples(store: MadeStore, length: int, seed: int) -> list[tuple[list, list]]:
+    """The program of spec 5.2 as it is told there, on lists of ids: A and B of each example."""
+    generator = np.random.default_rng(seed)
+    ids = store.tokens("train").ranges(np.array([0]), np.array([store.num_tokens])).tolist()
+    place, target, buffer, examples = 0, length, [], []
+
+    def emit():
+        nonlocal target
+        limit = 100_000 if generator.random() < 0.1 else (target - 3) // 2
+        a, b = [], []
+        for line in buffer:
+            goes_to_a = len(a) == 0 or len(a) + len(line) < limit
+            if not goes_to_a and len(b) == 0 and len(a) < limit:
+                goes_to_a = generator.random() < 0.5
+            (a if goes_to_a else b).extend(line)
+        a = a[: length - 2]
+        b = b[: max(0, length - len(a) - 3)]
+        examples.append((a, b))
+        buffer.clear()
+        if generator.random() < 0.05:
+            target = int(generator.integers(5, length, endpoint=True))
+        else:
+            target = length
+
+    for document in store.sizes:
+        for size in document:
+            buffer.append(ids[place : place + size])
+            place += size
+            if sum(map(len, buffer)) >= target:
+                emit()
+        if buffer:
+            emit()
+    return examples
+
+
+def made_documents(seed: int, count: int, most_lines: int, longest: int) -> list[list[int]]:
+    generator = np.random.default_rng(seed)
+    return [
+        generator.integers(1, longest + 1, generator.integers(1, most_lines + 1)).tolist()
+        for _ in range(count)
+    ]
+
+
+ELECTRA_CASES = {
+    "sentences": made_documents(0, 40, 60, 40),
+    "short lines": made_documents(1, 40, 60, 4),
+    "long lines": made_documents(2, 40, 10, 300),
+    "short documents": made_documents(3, 300, 2, 9),
+    "documents of one token": [[1]] * 50,
+    "documents without a token": [[], [7, 30], [], [], [9] * 30, []],
+    "a giant line": [[50_000], [3, 50_000, 3], [20] * 10],
+    "lines beyond what is taken for unlimited": [[5, 120_000, 120_000, 5]] * 40,
+}
+
+
+@pytest.mark.parametrize("case", ELECTRA_CASES)
+@pytest.mark.parametrize("length", [5, 8, 64, 128])
+def test_electra_layout_equals_the_original_program(case, length):
+    store = MadeStore(ELECTRA_CASES[case])
+    examples = rows(store, "train", length, "electra", seed=length)
+    batch = all_rows(examples)
+    expected = original_examples(store, length, seed=length)
+    assert len(examples) == len(expected)
+    for row, (a, b) in enumerate(expected):
+        ids = [CLS, *a, SEP, *b, *[SEP] * bool(b)]
+        padding = [0] * (length - len(ids))
+        types = [0] * (len(a) + 2) + [1] * (len(ids) - len(a) - 2)
+        assert batch["input_ids"][row].tolist() == ids + padding
+        assert batch["token_type_ids"][row].tolist() == types + padding
+        assert batch["piece_ids"][row].tolist() == [1] * len(ids) + padding
+        assert batch["position_ids"][row].tolist() == [*range(len(ids)), *padding]
+    kept = sum(len(a) + len(b) for a, b in expected)
+    assert store.num_tokens == kept + examples.dropped_tokens
+    assert examples.real_tokens == np.count_nonzero(batch["piece_ids"])
+
+
+def test_cases_of_the_electra_layout_cover_what_is_special():
+    """A line goes to the first segment after the second has begun; giants are cut."""
+    examples = rows(MadeStore(ELECTRA_CASES["sentences"]), "train", 128, "electra")
+    assert np.diff(examples.first).max() > 2
+    examples = rows(MadeStore([[50_000]]), "train", 128, "electra")
+    assert (len(examples), examples.sizes.tolist(), examples.dropped_tokens) == (1, [126], 49_874)
+
+
+@pytest.mark.parametrize(
+    ("length", "shortest", "longest", "kept", "single"),
+    [
+        (128, 5, 40, 0.90, 0.18),
+        (512, 5, 40, 0.98, 0.52),
+        (128, 60, 200, 0.67, None),
+        (128, 600, 600, 0.21, 1.0),
+    ],
+)
+def test_electra_layout_keeps_as_much_as_the_original(length, shortest, longest, kept, single):
+    """Numbers of spec 5.2, for documents of 30 lines."""
+    sizes = np.random.default_rng(0).integers(shortest, longest + 1, (2000, 30)).tolist()
+    store = MadeStore(sizes)
+    examples = rows(store, "train", length, "electra")
+    assert 1 - examples.dropped_tokens / store.num_tokens == pytest.approx(kept, abs=0.01)
+    num_segments = np.add.reduceat(
+        examples.marks & ENDS_SEGMENT > 0, examples.first[:-1], dtype=int
+    )
+    if single is not None:
+        assert (num_segments == 1).mean() == pytest.approx(single, abs=0.01)
+
+
+def test_one_in_twenty_rows_of_the_electra_layout_aims_at_fewer_tokens():
+    examples = rows(MadeStore([[1] * 500_000]), "train", 24, "electra")
+    used = np.add.reduceat(examples.sizes, examples.first[:-1])[:-1]
+    counts = np.bincount(used)
+    assert counts.nonzero()[0].tolist() == [*range(5, 23)]  # up to 21 in two segments
+    assert counts[:21].sum() / used.size == pytest.approx(0.05 * 16 / 20, abs=0.004)
+    assert stats.chisquare(counts[5:21]).pvalue > 0.01
+
+
+def test_electra_layout_depends_on_the_seed():
+    store = MadeStore(ELECTRA_CASES["sentences"])
+    first, second = (rows(store, "train", 64, "electra", seed=seed).sizes for seed in (1, 2))
+    assert first.tolist() != second.tolist()
+
+
+# Groups
+
+
+@pytest.mark.parametrize("layout", ["packed", "document", "electra"])
+def test_each_source_has_rows_of_its_own(layout):
+    documents = made_documents(0, 60, 20, 30)
+    counts = [10, 1, 49]
+    store = MadeStore(documents, counts)
+    examples = rows(store, "train", 64, layout, by_source=True)
+    ends = store.documents("train")[offsets(counts)] + 10  # ids tell the place
+    assert examples.groups.size == 4
+    assert examples.groups[0] == 0
+    assert examples.groups[-1] == len(examples)
+    for group in range(3):
+        part = range(*examples.groups[group : group + 2])
+        ids = examples.batch(np.array(part))["input_ids"]
+        ids = np.sort(ids[ids > SEP])
+        assert (ends[group] <= ids).all()
+        assert (ids < ends[group + 1]).all()
+        if layout != "electra":
+            np.testing.assert_array_equal(ids, np.arange(ends[group], ends[group + 1]))
+    whole = rows(store, "train", 64, layout)
+    assert whole.groups.tolist() == [0, len(whole)]
+    alone = rows(MadeStore(documents[:10]), "train", 64, layout)
+    for key, array in all_rows(alone).items():
+        np.testing.assert_array_equal(all_rows(examples)[key][: len(alone)], array)
+
+
+def test_source_without_documents_is_refused():
+    store = MadeStore([[3], [4]], [1, 0, 1])
+    with pytest.raises(
+        UserError, match=r"^data\.source: entry 2 of 3 has no tokens in the held_out split$"
+    ):
+        rows(store, "held_out", 16, "packed", by_source=True)
+    assert len(rows(store, "held_out", 16, "packed")) == 1

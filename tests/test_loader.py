@@ -1,38 +1,67 @@
+import math
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Sequence
+from itertools import accumulate
 
+import grain
 import numpy as np
 import pytest
 
-from electra_jax.data.layout import Rows
+from electra_jax.data.layout import BEGINS_PIECE, ENDS_SEGMENT, Rows
 from electra_jax.data.loader import eval_batches, train_batch, train_batches
 from electra_jax.data.store import Tokens
 from electra_jax.errors import UserError
 
 NUM_ROWS = 50
+STEPS = (0, 1, 1000, 1_000_000)
 
 
-@pytest.fixture(scope="module")
-def rows() -> Rows:
-    """Rows of one piece with one token, whose id tells the row."""
+def make_rows(tokens: Tokens, groups: Sequence[int]) -> Rows:
+    """Groups of so many rows of one piece with one token, whose id tells the row."""
+    num_rows = sum(groups)
     return Rows(
         length=4,
-        tokens=Tokens([np.arange(100, 100 + NUM_ROWS, dtype=np.uint16)]),
-        starts=np.arange(NUM_ROWS),
-        sizes=np.ones(NUM_ROWS, np.int32),
-        first=np.arange(NUM_ROWS + 1),
+        tokens=tokens,
+        starts=np.arange(num_rows),
+        sizes=np.ones(num_rows, np.int32),
+        marks=np.full(num_rows, BEGINS_PIECE | ENDS_SEGMENT, np.uint8),
+        first=np.arange(num_rows + 1),
+        groups=np.array([*accumulate(groups, initial=0)]),
+        dropped_tokens=0,
         pad_id=0,
         cls_id=2,
         sep_id=3,
     )
 
 
+TOKENS = Tokens([np.arange(100, 1000, dtype=np.uint16)])
+
+
+@pytest.fixture(scope="module")
+def rows() -> Rows:
+    return make_rows(TOKENS, [NUM_ROWS])
+
+
+@pytest.fixture(scope="module")
+def mapped_rows(tmp_path_factory) -> Rows:
+    """Rows of two groups over a file, as those of a store are."""
+    path = tmp_path_factory.mktemp("loader") / "tokens.npy"
+    np.save(path, np.arange(100, 100 + NUM_ROWS, dtype=np.uint16))
+    return make_rows(Tokens([path]), [NUM_ROWS - 10, 10])
+
+
 def rows_in(batch: dict[str, np.ndarray]) -> list[int]:
     return (batch["input_ids"][:, 1] - 100).tolist()
 
 
-def visited(rows: Rows, num_rows: int, *, batch_size: int, seed: int) -> list[int]:
+def visited(rows: Rows, num_rows: int, *, batch_size: int, **options) -> list[int]:
     steps = -(num_rows // -batch_size)
-    batches = (train_batch(rows, step, batch_size=batch_size, seed=seed) for step in range(steps))
+    batches = (train_batch(rows, step, batch_size=batch_size, **options) for step in range(steps))
     return [row for batch in batches for row in rows_in(batch)][:num_rows]
 
 
@@ -51,11 +80,20 @@ def test_order_depends_on_the_seed_and_not_on_the_batch_size(rows):
     assert other[:NUM_ROWS] not in (order[:NUM_ROWS], order[NUM_ROWS : 2 * NUM_ROWS])
 
 
+def test_order_of_one_group_is_grains_shuffle(rows):
+    (seed,) = np.random.SeedSequence(5).generate_state(1).tolist()
+    shuffled = grain.MapDataset.range(NUM_ROWS).shuffle(seed)
+    expected = [shuffled[index] for index in range(3 * NUM_ROWS)]
+    assert visited(rows, 3 * NUM_ROWS, batch_size=12, seed=5) == expected
+
+
 @pytest.mark.parametrize("process_count", [1, 2, 4])
-def test_hosts_together_hold_the_global_batch(rows, process_count):
-    whole = train_batch(rows, 7, batch_size=8, seed=0)
+@pytest.mark.parametrize("step", STEPS)
+def test_hosts_together_hold_the_global_batch(mapped_rows, step, process_count):
+    options = {"batch_size": 8, "seed": 0, "weights": (3.0, 1.0)}
+    whole = train_batch(mapped_rows, step, **options)
     parts = [
-        train_batch(rows, 7, batch_size=8, seed=0, process_index=index, process_count=process_count)
+        train_batch(mapped_rows, step, **options, process_index=index, process_count=process_count)
         for index in range(process_count)
     ]
     for key, array in whole.items():
@@ -67,6 +105,7 @@ def test_hosts_together_hold_the_global_batch(rows, process_count):
 def test_any_step_is_instant(rows):
     started = time.monotonic()
     train_batch(rows, 1_000_000, batch_size=8, seed=0)
+    train_batch(rows, 10**12, batch_size=8, seed=0)
     next(train_batches(rows, 1_000_000, 10_000_000, batch_size=8, seed=0))
     assert time.monotonic() - started < 1
 
@@ -79,6 +118,150 @@ def test_prefetched_batches_are_the_same_in_the_same_order(rows, num_threads):
     for step, batch in enumerate(batches, start=20):
         for key, array in train_batch(rows, step, **share).items():
             np.testing.assert_array_equal(batch[key], array)
+
+
+# Groups
+
+
+@pytest.mark.parametrize(
+    ("weights", "bound"),
+    [
+        ((0.7, 0.3), 1),
+        ((1.0, 3.0, 2.0), 1),
+        ((0.25, 0.25, 0.25, 0.25), 1),
+        ((1e-3, 1.0, 0.1, 5.0), 1),
+        ((0.1, 1 / 3, 2.0, 0.04, 0.3, 1.0, 1.0, 0.7), 1.5),
+    ],
+)
+def test_groups_take_turns_in_exact_proportion(weights, bound):
+    rows = make_rows(TOKENS, [40] * len(weights))
+    group = np.array(visited(rows, 3000, batch_size=100, seed=0, weights=weights)) // 40
+    shares = np.array(weights) / sum(weights)
+    counts = np.cumsum(group[:, None] == np.arange(len(weights)), axis=0)
+    off = np.abs(counts - shares * np.arange(1, 3001)[:, None])
+    assert off.max() < bound
+
+
+def test_proportion_is_exact_however_far():
+    rows = make_rows(TOKENS, [30, 20])
+    for step in (10**6, 10**9, 10**15):
+        batch = train_batch(rows, step, batch_size=10, seed=0, weights=(0.7, 0.3))
+        assert sum(row < 30 for row in rows_in(batch)) == 7
+
+
+def test_each_epoch_of_a_group_visits_its_rows_once_in_another_order():
+    sizes, weights = (30, 30, 7), (2.0, 2.0, 1.0)
+    rows = make_rows(TOKENS, sizes)
+    order = np.array(visited(rows, 400, batch_size=12, seed=0, weights=weights))
+    orders = []
+    for begin, size in zip((0, 30, 60), sizes, strict=True):
+        of_group = order[(begin <= order) & (order < begin + size)] - begin
+        epochs = of_group[: of_group.size // size * size].reshape(-1, size)
+        assert len(epochs) >= 5
+        np.testing.assert_array_equal(np.sort(epochs), np.tile(np.arange(size), (len(epochs), 1)))
+        assert len(np.unique(epochs, axis=0)) == len(epochs)
+        orders.append(epochs[0].tolist())
+    assert orders[0] != orders[1]  # of groups of the same size
+
+
+def test_scale_of_weights_does_not_matter():
+    rows = make_rows(TOKENS, [30, 20])
+    one, other = (
+        visited(rows, 500, batch_size=20, seed=0, weights=weights)
+        for weights in ((3.0, 1.0), (75.0, 25.0))
+    )
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    "weights", [(1.0,), (1.0, 1.0, 1.0), (1.0, 0.0), (1.0, -1.0), (1.0, math.nan), (1.0, math.inf)]
+)
+def test_one_weight_above_zero_is_needed_for_each_group(weights):
+    rows = make_rows(TOKENS, [30, 20])
+    with pytest.raises(
+        UserError, match=r"^weights: found \(1.*a number above 0 for each of the 2 "
+    ):
+        train_batch(rows, 0, batch_size=8, seed=0, weights=weights)
+
+
+# Worker processes
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "start", "host", "hosts"), [(1, 0, 0, 1), (3, 1000, 1, 2), (3, 1_000_000, 3, 4)]
+)
+def test_workers_make_the_same_batches_in_the_same_order(
+    mapped_rows, num_workers, start, host, hosts
+):
+    share = {
+        "batch_size": 8,
+        "seed": 3,
+        "weights": (3.0, 1.0),
+        "process_index": host,
+        "process_count": hosts,
+    }
+    batches = list(
+        train_batches(mapped_rows, start, 20, **share, num_workers=num_workers, prefetch=4)
+    )
+    assert not multiprocessing.active_children()
+    assert len(batches) == 20
+    for step, batch in enumerate(batches, start):
+        for key, array in train_batch(mapped_rows, step, **share).items():
+            np.testing.assert_array_equal(batch[key], array)
+            assert batch[key].dtype == array.dtype
+
+
+def test_workers_end_when_the_batches_are_closed_and_when_one_fails(mapped_rows):
+    share = {"batch_size": 8, "seed": 0, "num_workers": 2}
+    batches = train_batches(mapped_rows, 0, 10**9, **share, weights=(1.0, 1.0))
+    next(batches)
+    assert len(multiprocessing.active_children()) == 2
+    batches.close()
+    assert not multiprocessing.active_children()
+
+    with pytest.raises(UserError, match=r"^weights: "):
+        next(train_batches(mapped_rows, 0, 10, **share, weights=(1.0,)))
+    assert not multiprocessing.active_children()
+
+
+PROGRAM = """
+import time
+import test_loader
+from electra_jax.data.loader import train_batches
+
+if __name__ == "__main__":
+    rows = test_loader.make_rows(test_loader.TOKENS, [50])
+    for batch in train_batches(rows, 0, 10**9, batch_size=8, seed=0, num_workers=1):
+        print("one", flush=True)
+        time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize("kind", ["interrupt", "kill"])
+def test_workers_do_not_outlive_their_parent(tmp_path, kind):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    process = subprocess.Popen(
+        [sys.executable, path],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout.readline() == "one\n"
+    time.sleep(0.5)  # the worker has made all that it may, and waits
+    if kind == "interrupt":
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    else:
+        process.kill()
+    _, errors = process.communicate(timeout=20)  # ends when no process holds the pipes any more
+    if kind == "interrupt":
+        assert errors.count("Traceback") == 1
+        assert errors.strip().endswith("KeyboardInterrupt")
+
+
+# Evaluation
 
 
 @pytest.mark.parametrize("process_count", [1, 2, 4])

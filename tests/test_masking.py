@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import tiny
 from scipy import stats
+from stdlib_text import stdlib_documents
 from tiny import CLS, MASK, PAD, SEP, UNK
 
 from electra_jax import masking
+from electra_jax.data import tokenizer
 from electra_jax.masking import Masked
 from electra_jax.modeling.electra import PADDED_LOGIT
 
@@ -61,11 +63,14 @@ def candidates(batch) -> np.ndarray:
     return (batch["piece_ids"] > 0) & ~np.isin(batch["input_ids"], [CLS, SEP, MASK])
 
 
-@pytest.mark.parametrize("mode", ["clean", "faithful"])
+@pytest.mark.parametrize(
+    ("mode", "unit"),
+    [("clean", "token"), ("clean", "word"), ("clean", "span"), ("faithful", "token")],
+)
 @pytest.mark.parametrize(("length", "rate"), [(16, 0.15), (128, 0.15), (128, 0.25)])
-def test_budget_positions_and_labels(mode, length, rate):
-    batch = odd_rows(length)
-    masked = mask(batch, mode=mode, rate=rate)
+def test_budget_positions_and_labels(mode, unit, length, rate):
+    batch = odd_rows(length)  # words of one token
+    masked = mask(batch, mode=mode, unit=unit, rate=rate, starts_word=(True,) * tiny.VOCAB)
     allowed = candidates(batch)
     expected = budgets(batch, rate)
     if mode == "clean":
@@ -107,10 +112,12 @@ def test_faithful_mode_repeats_positions():
     assert unique == pytest.approx(126 * (1 - (1 - 1 / 126) ** 19), abs=0.1)
 
 
-@pytest.mark.parametrize("mode", ["clean", "faithful"])
-def test_generator_sees_masks_at_predicted_positions_only(mode):
+@pytest.mark.parametrize(
+    ("mode", "unit"), [("clean", "token"), ("clean", "word"), ("faithful", "token")]
+)
+def test_generator_sees_masks_at_predicted_positions_only(mode, unit):
     batch = odd_rows(128)
-    masked = mask(batch, mode=mode)
+    masked = mask(batch, mode=mode, unit=unit)
     predicted = np.zeros(batch["input_ids"].shape, bool)
     for row, (positions, weights) in enumerate(
         zip(masked.masked_positions, masked.weights, strict=True)
@@ -142,14 +149,16 @@ def test_random_tokens_are_shown_at_their_share_and_uniform():
     assert stats.chisquare(counts).pvalue > 0.01
 
 
-@pytest.mark.parametrize("mode", ["clean", "faithful"])
-def test_masks_and_samples_depend_on_the_row_not_on_the_batch(mode):
+@pytest.mark.parametrize(
+    ("mode", "unit"), [("clean", "token"), ("clean", "span"), ("faithful", "token")]
+)
+def test_masks_and_samples_depend_on_the_row_not_on_the_batch(mode, unit):
     batch = tiny.packed(8)
     logits = jax.random.normal(KEY, (8, 4, 384))
 
     def draw(part):
         rows = {name: x[part] for name, x in batch.items()}
-        masked = mask(rows, mode=mode)
+        masked = mask(rows, mode=mode, unit=unit)
         samples = jit_sample(logits[part], masked.labels, rows["row"])
         return [*jax.tree.leaves(masked), np.asarray(samples)]
 
@@ -157,6 +166,208 @@ def test_masks_and_samples_depend_on_the_row_not_on_the_batch(mode):
     for one, *two in zip(whole, left, right, strict=True):
         np.testing.assert_array_equal(one, np.concatenate(two))
     assert len({tuple(positions) for positions in whole[1]}) > 1  # rows differ from each other
+
+
+# Words and spans
+
+
+@functools.cache
+def real_text(kind: str, length: int) -> tuple[dict[str, np.ndarray], tuple[bool, ...]]:
+    """Packed rows of the standard library's documentation, and which tokens start a word."""
+    lines = ["".join(f"{line} " for line in document) for document in stdlib_documents()]
+    settings = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
+    trained = tokenizer.train(kind, lines, 1000, **settings)
+    assert trained.special_ids == (PAD, UNK, CLS, SEP, MASK)
+    rows, free = [[]], length
+    for document in trained.encode_batch(lines):
+        for start in range(0, len(document), length - 2):
+            piece = document[start : start + length - 2]
+            if len(piece) + 2 > free:
+                rows.append([])
+                free = length
+            rows[-1].append(piece)
+            free -= len(piece) + 2
+    return tiny.batch(rows, length), tuple(trained.starts_word.tolist())
+
+
+def number_words(batch, starts_word: tuple[bool, ...]) -> np.ndarray:
+    """The word of each token, counted through the batch; -1 for special tokens and padding."""
+    numbers = np.full(batch["input_ids"].shape, -1)
+    number = -1
+    for row, (ids, allowed) in enumerate(zip(batch["input_ids"], candidates(batch), strict=True)):
+        inside = False
+        for column in range(len(ids)):
+            if allowed[column]:
+                number += not inside or starts_word[ids[column]]
+                numbers[row, column] = number
+            inside = allowed[column]
+    return numbers
+
+
+def repeated(batch, times: int) -> dict[str, np.ndarray]:
+    many = {name: np.tile(x, (times,) + (1,) * (x.ndim - 1)) for name, x in batch.items()}
+    return {**many, "row": np.arange(len(many["row"]), dtype=np.int32)}
+
+
+def is_predicted(masked: Masked, length: int) -> np.ndarray:
+    """bool [B, length]"""
+    hits = np.zeros((len(masked.weights), length + 1), bool)
+    place = np.where(masked.weights > 0, masked.masked_positions, length)
+    np.put_along_axis(hits, place, True, axis=1)
+    return hits[:, :length]
+
+
+@pytest.mark.parametrize(
+    ("kind", "length", "rate"),
+    [
+        ("wordpiece", 128, 0.15),
+        ("wordpiece", 128, 0.25),
+        ("wordpiece", 512, 0.15),
+        ("wordpiece", 512, 0.25),
+        ("unigram", 128, 0.15),
+        ("bpe", 512, 0.25),
+    ],
+)
+@pytest.mark.parametrize("unit", ["word", "span"])
+def test_words_of_real_text_are_predicted_and_shown_as_a_whole(unit, kind, length, rate):
+    rows, starts_word = real_text(kind, length)
+    words = number_words(rows, starts_word)
+    times = -(100_000 // -words.max())
+    batch = repeated(rows, times)
+    masked = mask(
+        batch,
+        unit=unit,
+        rate=rate,
+        starts_word=starts_word,
+        vocab_size=len(starts_word),
+        mask_token_share=0.5,
+    )
+    words = np.concatenate(
+        [np.where(words < 0, -1, words + (words.max() + 1) * n) for n in range(times)]
+    )
+    assert words.max() > 99_000
+    predicted = is_predicted(masked, length)
+    sizes = np.bincount(words[words >= 0])
+    hits = np.bincount(words[predicted], minlength=sizes.size)
+    assert set(np.unique(hits / sizes)) == {0, 1}
+    changed = masked.masked_ids != batch["input_ids"]
+    shown = np.bincount(words[changed], minlength=sizes.size)
+    assert set(np.unique(shown / sizes)) == {0, 1}
+    assert (masked.masked_ids[changed] == MASK).all()
+    assert shown.sum() / hits.sum() == pytest.approx(0.5, abs=0.02)
+
+    assert (hits.sum() / (batch["piece_ids"] > 0).sum()) == pytest.approx(rate, abs=0.005)
+    used = masked.weights.sum(axis=1)
+    assert (used <= budgets(batch, rate)).all()
+    assert used.sum() / budgets(batch, rate).sum() > 0.999
+
+
+def rows_of_words(num_rows: int, length: int, sizes: list[int]) -> dict[str, np.ndarray]:
+    """Rows of words of these many tokens: 7 starts one, 9 continues it (`tiny.STARTS_WORD`)."""
+    assert tiny.STARTS_WORD[7]
+    assert not tiny.STARTS_WORD[9]
+    piece = [token for size in sizes for token in [7] + [9] * (size - 1)]
+    return tiny.batch([[piece]] * num_rows, length)
+
+
+def test_random_tokens_of_a_word_are_independent_of_each_other():
+    batch = rows_of_words(1000, 128, [2] * 63)
+    masked = mask(batch, unit="word", mask_token_share=0.0, random_token_share=0.5)
+    first, second = masked.masked_ids[:, 1:-1].reshape(-1, 2).T
+    is_random = first != 7
+    assert ((second != 9) != is_random).sum() / is_random.sum() < 0.01  # random, but the same
+    share = is_random.sum() * 2 / masked.weights.sum()
+    assert share == pytest.approx(0.5, abs=0.02)
+    assert (first == second)[is_random].mean() < 0.01
+    assert abs(np.corrcoef(first[is_random], second[is_random])[0, 1]) < 0.05
+
+
+def test_every_word_is_equally_likely():
+    masked = mask(rows_of_words(3000, 128, [3] * 42), unit="word")
+    assert (masked.weights.sum(axis=1) == 18).all()  # of a budget of 19
+    counts = is_predicted(masked, 128)[:, 1:-1:3].sum(axis=0)
+    assert stats.chisquare(counts).pvalue > 0.01
+
+
+def test_long_words_are_less_likely_than_short_ones_but_not_much():
+    """One-token words, here a quarter of all, fill up what is left of the budget."""
+    sizes = [1, 2, 3, 4] * 12 + [6]
+    starts = np.cumsum([1, *sizes[:-1]])
+    chances = is_predicted(mask(rows_of_words(3000, 128, sizes), unit="word"), 128).mean(axis=0)
+    by_size = [chances[starts[np.equal(sizes, size)]].mean() for size in (1, 2, 3, 4)]
+    assert by_size == sorted(by_size, reverse=True)
+    assert by_size[-1] > 0.6 * by_size[0]
+
+
+def test_every_word_has_about_the_same_chance_to_be_in_a_span():
+    chances = is_predicted(mask(rows_of_words(5000, 128, [1] * 126), unit="span"), 128).mean(axis=0)
+    np.testing.assert_allclose(chances[1:-1], 19 / 126, rtol=0.15)
+
+
+def test_spans_have_the_lengths_of_spanbert():
+    starts = jax.vmap(lambda key: masking.draw_span_starts(jnp.ones(64, bool), key))(
+        jax.random.split(KEY, 3000)
+    )
+    lengths = np.concatenate([np.diff(np.flatnonzero(row)[:5]) for row in np.asarray(starts)])
+    counts = np.bincount(lengths)[1:]
+    chances = 0.8 ** np.arange(1, 11)
+    assert stats.chisquare(counts, chances / chances.sum() * lengths.size).pvalue > 0.01
+    assert lengths.mean() == pytest.approx(3.8, abs=0.05)  # as the paper says
+
+
+def test_masked_words_come_in_spans():
+    runs = {}
+    for unit in ("word", "span"):
+        predicted = is_predicted(mask(rows_of_words(500, 512, [1] * 510), unit=unit), 512)
+        runs[unit] = predicted.sum() / (predicted[:, 1:] & ~predicted[:, :-1]).sum()
+    assert runs["word"] == pytest.approx(1 / 0.85, abs=0.03)
+    assert 3.8 < runs["span"] < 4.8  # spans side by side look like one
+
+
+@pytest.mark.parametrize("unit", ["word", "span"])
+def test_words_end_at_special_tokens(unit):
+    batch = tiny.batch([[[9, 9], [9, 9], [7, MASK, 9]]] * 2000, 13)
+    predicted = is_predicted(mask(batch, unit=unit, rate=0.16), 13)  # two tokens
+    found = {tuple(np.flatnonzero(row)) for row in predicted}
+    assert found == {(1, 2), (5, 6), (9, 11)}
+
+
+def test_spans_end_with_their_piece():
+    masked = mask(tiny.batch([[[7], [7]]] * 2000, 6), unit="span", rate=0.4, mask_token_share=0.5)
+    assert (masked.weights == 1).all()  # both words, each shown in its own way
+    assert (masked.masked_ids[:, 1] == masked.masked_ids[:, 4]).mean() == pytest.approx(
+        0.5, abs=0.04
+    )
+
+
+@pytest.mark.parametrize("unit", ["word", "span"])
+def test_words_larger_than_the_budget_are_never_predicted(unit):
+    giant = rows_of_words(50, 128, [126])
+    masked = mask(giant, unit=unit)
+    assert not masked.weights.any()
+    assert not masked.labels.any()
+    np.testing.assert_array_equal(masked.masked_ids, giant["input_ids"])
+
+    predicted = is_predicted(mask(rows_of_words(50, 128, [60, 1, 65]), unit=unit), 128)
+    assert {tuple(np.flatnonzero(row)) for row in predicted} == {(61,)}
+
+
+@pytest.mark.parametrize("unit", ["word", "span"])
+def test_budget_of_one_token(unit):
+    predicted = is_predicted(mask(rows_of_words(500, 10, [1, 3, 1, 2, 1]), unit=unit), 10)
+    assert {tuple(np.flatnonzero(row)) for row in predicted} == {(1,), (5,), (8,)}
+
+
+def test_compiled_masks_equal_those_of_row_after_row():
+    batch = tiny.packed(3)
+    config = tiny.masking_config(unit="span")
+    together = jit_mask(config, batch["input_ids"], batch["piece_ids"] > 0, batch["row"])
+    for row in range(3):
+        part = {name: jnp.array(x[row : row + 1]) for name, x in batch.items()}
+        keys = masking.row_keys(KEY, part["row"])
+        alone = masking.mask_tokens(config, part["input_ids"], part["piece_ids"] > 0, keys)
+        for one, all_rows in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
+            np.testing.assert_array_equal(one[0], all_rows[row])
 
 
 # Sampling

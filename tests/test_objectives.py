@@ -13,8 +13,9 @@ from tiny import MASK
 
 from electra_jax import masking, metrics
 from electra_jax.config import get_config, model_config
+from electra_jax.data import tokenizer
 from electra_jax.masking import Masked
-from electra_jax.objectives import Objective
+from electra_jax.objectives import Objective, make_objective
 from electra_jax.objectives.electra import ReplacedTokenDetection, rtd_sums
 from electra_jax.objectives.mlm import context, mlm_sums
 
@@ -167,6 +168,18 @@ def test_training_computes_no_histogram():
     assert str(metrics.SCORE_BINS) not in program(evaluation=False)
 
 
+def test_objective_knows_which_tokens_start_words():
+    lines = ["tokens start words", "words start with tokens"] * 5
+    settings = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
+    trained = tokenizer.train("wordpiece", lines, 100, **settings)
+    config = get_config()
+    assert make_objective(config, trained).masking.starts_word == ()
+    config.masking.unit = "word"
+    starts_word = make_objective(config, trained).masking.starts_word
+    starts = {token for token, starts in zip(trained.vocab, starts_word, strict=True) if starts}
+    assert starts == {token for token in trained.vocab if not token.startswith("##")}
+
+
 # Untrained losses
 
 
@@ -259,9 +272,16 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("rows", BATCHES.values(), ids=BATCHES)
-@pytest.mark.parametrize(("mode", "dtype"), [("clean", "float32"), ("faithful", "bfloat16")])
-def test_losses_and_gradients_are_finite(mode, dtype, rows):
-    objective = tiny.objective(mode=mode, dtype=jnp.dtype(dtype))
+@pytest.mark.parametrize(
+    ("mode", "unit", "dtype"),
+    [
+        ("clean", "token", "float32"),
+        ("clean", "span", "float32"),
+        ("faithful", "token", "bfloat16"),
+    ],
+)
+def test_losses_and_gradients_are_finite(mode, unit, dtype, rows):
+    objective = tiny.objective(mode=mode, unit=unit, dtype=jnp.dtype(dtype))
     params, batch = init(objective), tiny.batch(rows)
     masked = mask(objective, batch)
     for name, value in sums(objective, params, batch, masked).items():

@@ -1,4 +1,9 @@
 import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -6,10 +11,13 @@ import pytest
 from ml_collections import ConfigDict
 from stdlib_text import stdlib_documents
 
-from electra_jax.data import sources
+from electra_jax.data import docstrings
+from electra_jax.data.store import unfinished
 from electra_jax.data.tokenizer import SPECIAL_TOKENS
 from electra_jax.errors import UserError
 from electra_jax.prepare import prepare, store_directory
+
+QUIET = lambda _: None  # noqa: E731
 
 
 @pytest.fixture
@@ -24,9 +32,12 @@ def config(tmp_path, corpus) -> ConfigDict:
     return ConfigDict(
         {
             "source": str(corpus),
+            "on_error": "raise",
             "dir": str(tmp_path / "stores"),
             "vocab": "",
+            "tokenizer": "wordpiece",
             "vocab_size": 1000,
+            "special_tokens": SPECIAL_TOKENS,
             "lower_case": True,
             "strip_accents": True,
             "max_word_chars": 200,
@@ -35,9 +46,9 @@ def config(tmp_path, corpus) -> ConfigDict:
     )
 
 
-def all_tokens(store) -> np.ndarray:
-    offsets = store.documents("train")
-    return store.tokens("train").ranges(offsets[:1], offsets[-1:])
+def all_tokens(store, split: str = "train") -> np.ndarray:
+    everything = np.array([0]), np.array([len(store.tokens(split))])
+    return store.tokens(split).ranges(*everything)
 
 
 def test_store_is_made_once_then_used(config):
@@ -56,26 +67,188 @@ def test_store_is_made_once_then_used(config):
 
 
 def test_result_does_not_depend_on_the_run(config, tmp_path):
-    first = prepare(config, lambda _: None)
+    first = prepare(config, QUIET)
     config.dir = str(tmp_path / "elsewhere")
-    assert prepare(config, lambda _: None).hash == first.hash
+    assert prepare(config, QUIET).hash == first.hash
 
 
 def test_line_ends_make_no_difference(config, corpus):
-    unix = prepare(config, lambda _: None)
-    windows = corpus.with_name("windows.txt")
-    windows.write_bytes(corpus.read_bytes().replace(b"\n", b"\r\n"))
-    config.source = str(windows)
-    np.testing.assert_array_equal(all_tokens(prepare(config, lambda _: None)), all_tokens(unix))
+    unix = prepare(config, QUIET)
+    for name, ends in {"windows": b"\r\n", "old": b"\r"}.items():
+        other = corpus.with_name(f"{name}.txt")
+        other.write_bytes(corpus.read_bytes().replace(b"\n", ends))
+        config.source = str(other)
+        store = prepare(config, QUIET)
+        for split in ("train", "held_out"):
+            np.testing.assert_array_equal(all_tokens(store, split), all_tokens(unix, split))
+            for kind in ("documents", "lines"):
+                offsets = getattr(store, kind)(split), getattr(unix, kind)(split)
+                np.testing.assert_array_equal(*offsets)
+
+
+HOSTILE = "form\x0cfeed \ufeff bom nul\x00nul joined\u200djoined next\x85line para\u2028graph"
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram", "bpe"])
+def test_tokens_in_are_tokens_out_however_lines_are_cut(config, tmp_path, kind):
+    words = [
+        f"{word}" for document in stdlib_documents() for line in document for word in line.split()
+    ]
+    words = (words * 3)[:50_000] + HOSTILE.split(" ")
+    config.tokenizer = kind
+    config.update(lower_case=False, strip_accents=False)
+    config.vocab_size = 1500
+    vocabulary = prepare(config, QUIET).directory / "tokenizer"
+    config.vocab = str(next(vocabulary.glob("spm.model" if kind != "wordpiece" else "vocab.txt")))
+    for number, joint in enumerate([" ", "\n", "\r\n", "\r"]):
+        path = tmp_path / f"{number}.txt"
+        lines = [" ".join(words[i : i + 100]) for i in range(0, len(words), 100)]
+        # Enough of another document for both splits.
+        text = joint.join(lines) + joint * 2 + "other" + joint * 2 + "and more"
+        if joint == " ":
+            text = " ".join(lines) + "\n\nother\n\nand more"
+        path.write_text(text, newline="", encoding="utf-8")
+        config.source = str(path)
+        config.held_out = 0.5
+        store = prepare(config, QUIET)
+        manifest = store.manifest
+        assert manifest["dropped"] == {}
+        assert manifest["read"]["documents"] == 3
+        total = sum(len(store.tokens(split)) for split in ("train", "held_out"))
+        direct = store.tokenizer.encode_batch([*lines, "other", "and more"])
+        assert total == sum(map(len, direct))
+
+
+@pytest.mark.parametrize(
+    ("content", "held_out", "message"),
+    [
+        ("", 0.1, r"^data\.source: none of the 0 documents found holds any text"),
+        ("\n \n\u3000\n", 0.1, r"^data\.source: none of the 0 documents found holds any text"),
+        ("just one", 0.5, r"^data\.held_out: 0\.5 puts none of the 1 documents into the \w+ split"),
+    ],
+)
+def test_too_little_text_is_refused_and_leaves_nothing(
+    config, tmp_path, content, held_out, message
+):
+    path = tmp_path / "little.txt"
+    path.write_text(content)
+    vocab = tmp_path / "vocab.txt"
+    vocab.write_text("\n".join([*SPECIAL_TOKENS, "just", "one"]))
+    config.update(source=str(path), vocab=str(vocab), held_out=held_out)
+    with pytest.raises(UserError, match=message):
+        prepare(config, QUIET)
+    assert not (tmp_path / "stores").exists()
+
+
+def test_formats_and_options_are_mixed(config, corpus, tmp_path):
+    whole = prepare(config, QUIET)
+    records = corpus.with_name("records.jsonl")
+    documents = corpus.read_text().split("\n\n")
+    with open(records, "w") as file:
+        for document in documents:
+            print(json.dumps({"body": document}), file=file)
+    config.source = f"{records}#field=body#weight=1,{corpus}#weight=3"
+    config.vocab = str(whole.directory / "tokenizer" / "vocab.txt")
+    store = prepare(config, QUIET)
+    np.testing.assert_array_equal(all_tokens(store), np.tile(all_tokens(whole), 2))
+    half = whole.documents("train").size - 1
+    assert store.sources("train").tolist() == [0, half, 2 * half]
+    assert store.manifest["sources"] == [f"{records}#field=body", str(corpus)]
+    config.source = config.source.replace("weight=3", "weight=5")
+    assert prepare(config, QUIET).hash == store.hash  # a weight is no matter of the store
+
+
+def test_what_cannot_be_read_is_counted_on_request(config, corpus):
+    corpus.write_bytes(corpus.read_bytes() + b"\n\nna\xefve\n")
+    with pytest.raises(UserError, match=rf"^{corpus}: line \d+ is not UTF-8"):
+        prepare(config, QUIET)
+    assert not store_directory(config).parent.exists()
+    config.on_error = "skip"
+    messages: list[str] = []
+    store = prepare(config, messages.append)
+    assert store.manifest["dropped"] == {"lines that are not UTF-8": 1}
+    assert "left out: 1 lines that are not UTF-8" in messages
+
+
+def command_line(config: ConfigDict, *flags: str) -> list[str]:
+    recipe = Path(config.dir).parent / "recipe.py"
+    recipe.write_text("from electra_jax.config import get_config")
+    return [
+        *(sys.executable, "-m", "electra_jax.prepare", f"--config={recipe}"),
+        *(f"--config.data.{name}={config[name]}" for name in ("source", "dir", "vocab_size")),
+        f"--config.data.held_out={config.held_out}",
+        *flags,
+    ]
+
+
+def test_verify_names_what_has_changed(config):
+    flags = command_line(config, "--verify")
+    result = subprocess.run(flags, capture_output=True, text=True, check=True)
+    assert result.stdout.endswith("verified: all 6 files are what was written\n")
+    path = store_directory(config) / "train-00000.tokens.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    result = subprocess.run(flags, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: {path}: not what was written")
+
+
+def test_processes_that_want_the_same_store_make_it_once(config):
+    flags = command_line(config)
+    processes = [
+        subprocess.Popen(flags, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert [errors for _, errors in outputs] == ["", "", ""]
+    assert sum("making" in output for output, _ in outputs) == 1
+    assert [path.name for path in Path(config.dir).iterdir()] == [store_directory(config).name]
+
+
+def test_waiting_process_takes_over_from_one_that_dies(config):
+    place = unfinished(store_directory(config))
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys, time; from pathlib import Path; from electra_jax.prepare import _held\n"
+            "with _held(Path(sys.argv[1]), print): print('held', flush=True); time.sleep(60)",
+            place,
+        ],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout.readline() == "held\n"
+    (place / "train-00007.tokens.npy").write_text("left over")
+    waiting = subprocess.Popen(command_line(config), stdout=subprocess.PIPE, text=True)
+    assert waiting.stdout.readline() == f"waiting for another process that works in {place}\n"
+    holder.send_signal(signal.SIGKILL)
+    holder.communicate()
+    assert "made in" in waiting.communicate(timeout=120)[0]
+    assert not (store_directory(config) / "train-00007.tokens.npy").exists()
 
 
 def test_given_vocabulary_is_used(config, tmp_path):
     vocab = tmp_path / "vocab.txt"
     vocab.write_text("\n".join([*SPECIAL_TOKENS, "the", "return"]))
     config.vocab = str(vocab)
-    store = prepare(config, lambda _: None)
+    store = prepare(config, QUIET)
     assert store.tokenizer.vocab[-2:] == ["the", "return"]
     assert set(np.unique(all_tokens(store))) == {1, 5, 6}
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_sentencepiece_is_trained_and_given(config, kind):
+    config.tokenizer = kind
+    trained = prepare(config, QUIET)
+    assert (trained.tokenizer.family, trained.tokenizer.vocab_size) == ("sentencepiece", 1000)
+    config.vocab = str(trained.directory / "tokenizer" / "spm.model")
+    given = prepare(config, QUIET)
+    assert given.directory != trained.directory
+    assert given.tokenizer.hash == trained.tokenizer.hash
+    np.testing.assert_array_equal(all_tokens(given), all_tokens(trained))
 
 
 def test_whatever_changes_the_content_changes_the_directory(config, tmp_path):
@@ -85,6 +258,9 @@ def test_whatever_changes_the_content_changes_the_directory(config, tmp_path):
         "source": f"{config.source},more.txt",
         "vocab": str(vocab),
         "vocab_size": 2000,
+        "tokenizer": "bpe",
+        "special_tokens": ("<pad>", *SPECIAL_TOKENS[1:]),
+        "on_error": "skip",
         "lower_case": False,
         "strip_accents": False,
         "max_word_chars": 100,
@@ -95,48 +271,40 @@ def test_whatever_changes_the_content_changes_the_directory(config, tmp_path):
         directories.add(store_directory(ConfigDict({**config, field: value})))
     vocab.write_text("another content")
     directories.add(store_directory(ConfigDict({**config, "vocab": str(vocab)})))
-    assert len(directories) == 9
+    assert len(directories) == 12
     assert all(directory.parent == Path(config.dir) for directory in directories)
 
 
 def test_changed_source_is_refused_but_a_deleted_one_is_not(config, corpus):
-    made = prepare(config, lambda _: None)
+    made = prepare(config, QUIET)
     corpus.write_text(corpus.read_text() + "\n\nOne more document.\n")
     message = rf"^data\.source: {corpus} is not what {made.directory} was made from; delete"
     with pytest.raises(UserError, match=message):
-        prepare(config, lambda _: None)
+        prepare(config, QUIET)
     corpus.unlink()
-    assert prepare(config, lambda _: None).hash == made.hash
+    assert prepare(config, QUIET).hash == made.hash
 
 
 def test_failure_leaves_no_store(config, corpus):
     corpus.with_suffix(".txt.gz").write_bytes(gzip.compress(corpus.read_bytes())[:-100])
     config.source = str(corpus.with_suffix(".txt.gz"))
     with pytest.raises(UserError, match=r"corpus\.txt\.gz: cannot be read beyond line"):
-        prepare(config, lambda _: None)
+        prepare(config, QUIET)
     assert not store_directory(config).exists()
 
 
 def test_missing_vocabulary_names_the_field(config):
     config.vocab = "nowhere.txt"
     with pytest.raises(UserError, match=r"^data\.vocab: cannot read nowhere\.txt"):
-        prepare(config, lambda _: None)
+        prepare(config, QUIET)
 
 
-def test_docstrings_are_found_once_and_belong_to_the_installed_packages(config, monkeypatch):
-    calls = []
-
-    def docstrings():
-        calls.append(1)
-        return (("package", "\n".join(document)) for document in stdlib_documents())
-
-    monkeypatch.setattr(sources, "docstrings", docstrings)
+def test_docstrings_belong_to_the_installed_packages(config, monkeypatch):
+    found = [("package", "\n".join(document)) for document in stdlib_documents()]
+    monkeypatch.setattr("electra_jax.data.reader.docstrings", lambda: found)
     config.source = "docstrings"
-    store = prepare(config, lambda _: None)
-    assert len(calls) == 1
+    store = prepare(config, QUIET)
     assert store.directory.name.startswith("docstrings-")
-    assert prepare(config, lambda _: None).hash == store.hash
-    assert len(calls) == 1
-
-    monkeypatch.setattr(sources, "fingerprint", lambda _: {"python": "other", "packages": []})
+    assert prepare(config, QUIET).hash == store.hash
+    monkeypatch.setattr(docstrings, "fingerprint", lambda: {"python": "other", "packages": []})
     assert store_directory(config) != store.directory

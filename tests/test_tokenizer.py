@@ -1,203 +1,298 @@
-import gzip
+"""What holds for all tokenizers, whatever their family and whether trained or given."""
+
 import json
 import os
+import pickle
 import subprocess
 import sys
+from functools import cache, partial
+from itertools import chain
 
+import numpy as np
 import pytest
 from stdlib_text import stdlib_documents
 
+from electra_jax.data import tokenizer as tokenizers
+from electra_jax.data.sentencepiece import SentencePiece
 from electra_jax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from electra_jax.data.wordpiece import WordPiece
 from electra_jax.errors import UserError
 
+KINDS = ("wordpiece", "unigram", "bpe")
 SETTINGS = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
-CASED = {"lower_case": False, "strip_accents": True, "max_word_chars": 200}
-WORDS = [
-    "rain",
-    "##s",
-    "##ing",
-    "it",
-    "cafe",
-    "café",
-    "It",
-    "[",
-    "]",
-    "mask",
-    "中",
-    ",",
-    "a",
-    "##a",
-]
-VOCAB = [*SPECIAL_TOKENS, *WORDS]
+LINES = list(chain.from_iterable(stdlib_documents()))
+START = {"wordpiece": "", "unigram": "\u2581", "bpe": "\u2581"}  # of the first piece of a word
+
+all_kinds = pytest.mark.parametrize("kind", KINDS)
 
 
-def tokens(tokenizer: Tokenizer, line: str) -> list[str]:
-    [ids] = tokenizer.encode_batch([line])
-    return [tokenizer.vocab[i] for i in ids]
+@cache
+def trained(kind: str) -> Tokenizer:
+    return tokenizers.train(kind, LINES, 1000, **SETTINGS)
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("It rains, raining", ["it", "rain", "##s", ",", "rain", "##ing"]),
-        ("CAFÉ cafe\u0301", ["cafe", "cafe"]),
-        ("it\u00a0it\tit\u3000it\u200bit", ["it", "it", "it", "[UNK]"]),
-        ("it中it", ["it", "中", "it"]),
-        ("rainy rain", ["[UNK]", "rain"]),
-        ("a" * 200, ["a", *["##a"] * 199]),
-        ("a" * 201, ["[UNK]"]),
-        ("[MASK]", ["[", "mask", "]"]),
-        ("[PAD]a", ["[", "[UNK]", "]", "a"]),
-        ("", []),
-        (" \u00ad\x00\ufffd ", []),
-    ],
-)
-def test_words_are_cut_as_in_electra(line, expected):
-    assert tokens(Tokenizer(VOCAB, **SETTINGS), line) == expected
-
-
-def test_ids_are_line_numbers():
-    tokenizer = Tokenizer(VOCAB, **SETTINGS)
-    assert tokenizer.encode_batch(["it rains", ""]) == [[8, 5, 6], []]
+@all_kinds
+def test_training_gives_a_useful_vocabulary(kind):
+    tokenizer = trained(kind)
+    assert isinstance(tokenizer, WordPiece if kind == "wordpiece" else SentencePiece)
+    assert tokenizer.vocab_size == len(tokenizer.vocab) == 1000
+    assert tuple(tokenizer.vocab[:5]) == SPECIAL_TOKENS
     assert tokenizer.special_ids == (0, 1, 2, 3, 4)
-    assert (tokenizer.pad_id, tokenizer.mask_id, tokenizer.vocab_size) == (0, 4, len(VOCAB))
-    assert tokenizer.decode([2, 8, 5, 6, 3]) == "[CLS] it rains [SEP]"
+    assert {START[kind] + "the", START[kind] + "return"} <= set(tokenizer.vocab)
+    [ids] = tokenizer.encode_batch(["Return  the string."])
+    assert tokenizer.decode(ids) == "return the string."
+    assert tokenizer.decode([2, *ids, 3, 0]) == "[CLS] return the string. [SEP] [PAD]"
 
 
-def test_accents_are_stripped_only_when_lower_casing():
-    assert tokens(Tokenizer(VOCAB, **CASED), "It café") == ["It", "café"]
-    keep = {**SETTINGS, "strip_accents": False}
-    assert tokens(Tokenizer(VOCAB, **keep), "It CAFÉ") == ["it", "café"]
+@all_kinds
+def test_special_ids_have_names(kind):
+    tokenizer = trained(kind)
+    names = (
+        tokenizer.pad_id,
+        tokenizer.unk_id,
+        tokenizer.cls_id,
+        tokenizer.sep_id,
+        tokenizer.mask_id,
+    )
+    assert names == tokenizer.special_ids
 
 
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_vocab_file_line_number_is_the_id(tmp_path, newline):
-    path = tmp_path / "vocab.txt"
-    vocab = ["[PAD]", "a\u2028b", "\u3000", *SPECIAL_TOKENS[1:]]
-    path.write_text(newline.join(vocab), encoding="utf-8", newline="")
-    assert Tokenizer.from_vocab_file(path, **SETTINGS).vocab == vocab
-    path.write_text(newline.join(vocab) + newline, encoding="utf-8", newline="")
-    assert Tokenizer.from_vocab_file(path, **SETTINGS).vocab == vocab
+@all_kinds
+def test_special_tokens_may_have_any_names_but_are_never_found_in_text(kind):
+    names = ("<pad>", "unknown", "(", "##s", "mask")
+    for special_tokens in (SPECIAL_TOKENS, names):
+        tokenizer = tokenizers.train(
+            kind, LINES * 2, 1000, special_tokens=special_tokens, **SETTINGS
+        )
+        assert tuple(tokenizer.vocab[:5]) == special_tokens
+        [ids] = tokenizer.encode_batch([f"{' '.join(special_tokens)} {''.join(special_tokens)}"])
+        assert ids
+        assert set(ids).isdisjoint({*tokenizer.special_ids} - {tokenizer.unk_id})
+
+
+@all_kinds
+def test_word_starts(kind):
+    tokenizer = trained(kind)
+    assert tokenizer.starts_word.dtype == bool
+    assert tokenizer.starts_word.shape == (tokenizer.vocab_size,)
+    assert tokenizer.starts_word[list(tokenizer.special_ids)].all()
+    [ids] = tokenizer.encode_batch(["Formatting formatted formatters"])
+    assert len(ids) > 3
+    assert np.count_nonzero(tokenizer.starts_word[ids]) == 3
+    assert tokenizer.starts_word[ids[0]]
+
+
+@all_kinds
+def test_offsets_are_where_tokens_come_from(kind):
+    line = "  Return\t the CAFE\u0301\u3000\ufb01le of 10 ㍿ cafés "
+    ids, tokens, offsets = trained(kind).encode_with_offsets(line)
+    assert [ids] == trained(kind).encode_batch([line])
+    assert tokens == [trained(kind).vocab[i] for i in ids]
+    assert len(offsets) == len(ids)
+    words = {}
+    for i, (start, end) in zip(ids, offsets, strict=True):
+        begin = start if trained(kind).starts_word[i] else begin
+        words[begin] = line[begin:end].removesuffix("\u0301")
+    words = [word for word in words.values() if word]
+    assert words == ["Return", "the", "CAFE", "\ufb01le", "of", "10", "㍿", "cafés"]
+
+
+HOSTILE = {
+    "NUL": "return\x00the",
+    "zero-width joiner": "return\u200dthe",
+    "lone combining marks": "\u0301\u0308 return \u0e31",
+    "byte order mark inside": "\ufeffreturn \ufeffthe",
+    "emoji": "return \U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1f0\U0001f1f7",
+    "long word": "a" * 50_000,
+    "long line": "return the " * 5_000,
+    "empty": "",
+    "white space": " \t\u3000\u00a0\u2029 ",
+    "line separator": "return\u2028the",
+    "controls": "return\x7f\x80\x1b the\r",
+    "lone surrogate": "return \ud800 the",
+    "private use, unassigned": "return \ue000 the \U000e0fff return",
+    "unused scripts": "सभी मनुष्यों 한국어 \u1112\u1161\u11ab 中文 日本語",
+    "reserved by SentencePiece": "return \u2581 the \u2585 \u2047 \t return",
+}
+
+
+@all_kinds
+@pytest.mark.parametrize("what", HOSTILE)
+def test_hostile_lines_lose_no_text(kind, what):
+    line = HOSTILE[what]
+    ids, _, offsets = trained(kind).encode_with_offsets(line)
+    assert [ids] == trained(kind).encode_batch([line])
+    assert all(0 <= start <= end <= len(line) for start, end in offsets)
+    assert offsets == sorted(offsets)
+    covered = set(chain.from_iterable(range(start, end) for start, end in offsets))
+    assert covered >= {
+        i for i, character in enumerate(line) if character.isalnum() or character > "\U0001f000"
+    }
+    if what == "white space":
+        assert ids == []
+
+
+@all_kinds
+def test_a_saved_tokenizer_loads_the_same(kind, tmp_path):
+    saved = trained(kind)
+    saved.save(tmp_path / "tokenizer")
+    loaded = tokenizers.load(tmp_path / "tokenizer")
+    assert type(loaded) is type(saved)
+    assert (loaded.hash, loaded.vocab, loaded.settings) == (saved.hash, saved.vocab, saved.settings)
+    assert loaded.encode_batch(LINES) == saved.encode_batch(LINES)
+    assert {path.name for path in (tmp_path / "tokenizer").iterdir()} == {
+        "vocab.txt" if kind == "wordpiece" else "spm.model",
+        "tokenizer_config.json",
+    }
+
+
+@all_kinds
+def test_tokenizers_travel_between_processes(kind):
+    received = pickle.loads(pickle.dumps(trained(kind)))  # noqa: S301
+    assert received.hash == trained(kind).hash
+    assert received.encode_batch(LINES) == trained(kind).encode_batch(LINES)
+
+
+@all_kinds
+def test_hash_covers_all_that_ids_depend_on(kind, tmp_path):
+    trained(kind).save(tmp_path)
+    path = tmp_path / trained(kind).vocab_file
+    other = tokenizers.train(kind, LINES, 900, **SETTINGS)
+    hashes = {other.hash, *(trained(each).hash for each in KINDS)}
+    for change in (
+        {},  # the trained one, once more
+        {"lower_case": False},
+        {"strip_accents": False},
+        {"special_tokens": [*SPECIAL_TOKENS[:2], *SPECIAL_TOKENS[:1:-1]]},
+        {"max_word_chars": 100},
+    ):
+        hashes.add(tokenizers.from_file(path, **{**SETTINGS, **change}).hash)
+    assert len(hashes) == 1 + len(KINDS) + (4 if kind == "wordpiece" else 3)
+
+
+@all_kinds
+def test_training_does_not_depend_on_how_text_is_cut_into_chunks(kind):
+    hashes = {trained(kind).hash}
+    for size in (10, 1000):
+        trainer = tokenizers.trainer(kind, 1000, **SETTINGS)
+        for start in range(0, len(LINES), size):
+            trainer.add(trainer.summarize(LINES[start : start + size]))
+        hashes.add(trainer.finish().hash)
+    assert len(hashes) == 1
+
+
+@all_kinds
+def test_what_workers_run_does_not_carry_what_was_added(kind):
+    trainer = tokenizers.trainer(kind, 1000, **SETTINGS)
+    summary = trainer.summarize(LINES)
+    trainer.add(summary)
+    pickled = pickle.dumps(trainer.summarize)
+    assert len(pickled) < 1000
+    assert pickle.loads(pickled)(LINES) == summary  # noqa: S301
+
+
+def test_training_is_the_same_in_every_process_and_on_one_core():
+    # Hash tables are seeded anew in each process; threads may add up in another order.
+    program = (
+        "import os, sys\n"
+        "from itertools import chain\n"
+        "from stdlib_text import stdlib_documents\n"
+        "from electra_jax.data.tokenizer import train\n"
+        "if sys.argv[1:] and hasattr(os, 'sched_setaffinity'):\n"
+        "    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
+        "lines = list(chain.from_iterable(stdlib_documents()))\n"
+        f"print([train(kind, lines, 1000, **{SETTINGS}).hash for kind in {KINDS}])\n"
+        "assert 'jax' not in sys.modules, 'workers would start slowly'"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for argument in ([], ["one core"]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *argument],
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout.strip() == str([trained(kind).hash for kind in KINDS])
+        assert done.stderr == ""
+
+
+@all_kinds
+def test_vocab_size_below_the_alphabet_is_refused(kind):
+    with pytest.raises(UserError, match=r"^data\.vocab_size: 20 is too small.* need \d+$") as error:
+        tokenizers.train(kind, LINES, 20, **SETTINGS)
+    needed = int(str(error.value).split()[-1])
+    assert tokenizers.train(kind, LINES, needed, **SETTINGS).vocab_size == needed
+    with pytest.raises(UserError, match="too small"):
+        tokenizers.train(kind, LINES, needed - 1, **SETTINGS)
+
+
+@all_kinds
+def test_a_small_text_gives_a_small_vocabulary(kind):
+    tokenizer = tokenizers.train(kind, ["it rains", "it rains in"], 1000, **SETTINGS)
+    assert 5 < tokenizer.vocab_size < 400
+    [ids] = tokenizer.encode_batch(["rains it"])
+    assert tokenizer.decode(ids) == "rains it"
+
+
+VALID = {
+    "family": "wordpiece",
+    "special_tokens": [*SPECIAL_TOKENS],
+    "lower_case": True,
+    "strip_accents": True,
+    "max_word_chars": 200,
+}
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n", r"lacks \[MASK\]"),
-        (b"", r"lacks \[PAD\]"),
-        ("\n".join([*VOCAB, "it"]).encode(), r"holds 'it' 2 times"),
-        (b"[PAD]\n\xff", r"not UTF-8 at byte 6"),
-        (None, r"cannot read"),
+        (None, "not readable"),
+        ("{", "not readable"),
+        ("\udcff", "not readable"),
+        ("[]", "family is None; allowed: wordpiece, sentencepiece"),
+        ({**VALID, "family": "bpe"}, "family is 'bpe'"),
+        ({**VALID, "family": []}, r"family is \[\]"),
+        ({"family": "wordpiece", "lower_case": True}, "found the settings lower_case; expected"),
+        ({**VALID, "more": 1}, "found .* more; expected special_tokens, lower_case"),
+        ({**VALID, "family": "sentencepiece"}, "found .* max_word_chars; expected"),
+        ({**VALID, "lower_case": 1}, "lower_case is 1; allowed: true or false"),
+        ({**VALID, "max_word_chars": True}, "max_word_chars is True; allowed: a number"),
+        ({**VALID, "max_word_chars": 0}, "max_word_chars is 0"),
+        ({**VALID, "special_tokens": "abcde"}, "special_tokens is 'abcde'; allowed: five"),
+        ({**VALID, "special_tokens": ["a", "b", "c", "d"]}, "special_tokens is"),
+        ({**VALID, "special_tokens": ["a", "b", "c", "d", "a"]}, "special_tokens is"),
+        ({**VALID, "special_tokens": ["a", "b", "c", "d", []]}, "special_tokens is"),
+        ({**VALID, "special_tokens": ["a", "b", "c", "d", ""]}, "special_tokens is"),
     ],
 )
-def test_bad_vocab_file_is_named(tmp_path, content, message):
-    path = tmp_path / "vocab.txt"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(UserError, match=rf"^{path}: .*{message}"):
-        Tokenizer.from_vocab_file(path, **SETTINGS)
-
-
-def test_saved_tokenizer_loads_the_same(tmp_path):
-    saved = Tokenizer([*VOCAB, "\u3000"], **CASED)
-    saved.save(tmp_path / "tokenizer")
-    loaded = Tokenizer.load(tmp_path / "tokenizer")
-    assert loaded.hash == saved.hash
-    assert (loaded.vocab, loaded.settings) == (saved.vocab, CASED)
-
-
-def test_hash_covers_vocabulary_and_settings():
-    tokenizers = [
-        Tokenizer(VOCAB, **SETTINGS),
-        Tokenizer(VOCAB, **CASED),
-        Tokenizer(VOCAB, **{**SETTINGS, "max_word_chars": 100}),
-        Tokenizer(VOCAB[::-1], **SETTINGS),
-    ]
-    assert len({tokenizer.hash for tokenizer in tokenizers}) == 4
-
-
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"lower_case": true}'])
-def test_bad_settings_file_is_named(tmp_path, content):
-    Tokenizer(VOCAB, **SETTINGS).save(tmp_path)
+def test_bad_settings_file_is_named(tmp_path, content, message):
+    trained("wordpiece").save(tmp_path)
     path = tmp_path / "tokenizer_config.json"
     path.unlink()
     if content is not None:
-        path.write_text(content)
-    with pytest.raises(UserError, match=rf"^{path}: "):
-        Tokenizer.load(tmp_path)
+        content = content if isinstance(content, str) else json.dumps(content)
+        path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UserError, match=rf"^{path}: .*{message}"):
+        tokenizers.load(tmp_path)
 
 
-def test_training_gives_a_useful_vocabulary():
-    tokenizer = Tokenizer.train(stdlib_documents(), 1000, **SETTINGS)
-    assert tokenizer.vocab_size == 1000
-    assert tuple(tokenizer.vocab[:5]) == SPECIAL_TOKENS
-    assert {"the", "return", "##ing"} <= set(tokenizer.vocab)
-    encoded = tokenizer.encode_batch(["Return the string."])
-    assert tokenizer.decode(encoded[0]) == "return the string."
+@all_kinds
+def test_missing_vocabulary_is_named(kind, tmp_path):
+    trained(kind).save(tmp_path)
+    path = tmp_path / trained(kind).vocab_file
+    path.unlink()
+    with pytest.raises(UserError, match=rf"^{path}: cannot read .*No such file"):
+        tokenizers.load(tmp_path)
 
 
-def test_training_is_the_same_in_every_process():
-    # The trainer's hash tables are seeded anew in each process.
-    program = (
-        "from stdlib_text import stdlib_documents\n"
-        "from electra_jax.data.tokenizer import Tokenizer\n"
-        f"print(Tokenizer.train(stdlib_documents(), 1000, **{SETTINGS}).hash)"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    hashes = {
-        subprocess.run(
-            [sys.executable, "-c", program], env=environment, check=True, capture_output=True
-        ).stdout
-        for _ in range(2)
-    }
-    assert len(hashes) == 1
-
-
-def test_rarest_characters_stay_out_of_a_trained_vocabulary():
-    documents = [["the cat sat on the mat"] * 1000, ["ᚠ rune"]]
-    tokenizer = Tokenizer.train(documents, 100, **SETTINGS)
-    assert "ᚠ" not in tokenizer.vocab
-    assert tokens(tokenizer, "ᚠ cat") == ["[UNK]", "cat"]
-
-
-def test_vocab_size_below_the_alphabet_is_refused():
-    with pytest.raises(UserError, match=r"^data\.vocab_size: 20 is too small.* need \d+$"):
-        Tokenizer.train(stdlib_documents(), 20, **SETTINGS)
-
-
-# Lines where ELECTRA's tokenizer and Hugging Face's differ, by what is in them.
-SPECIAL_TOKENS_IN_TEXT = 1414
-LONG_WORDS = 1422
-
-
-@pytest.mark.parametrize(
-    ("oracle", "vocab", "lower_case", "strip_accents"),
-    [
-        ("bert-base-uncased", "bert-base-uncased", True, True),
-        ("bert-base-uncased.keep_accents", "bert-base-uncased", True, False),
-        ("bert-base-chinese", "bert-base-chinese", True, True),
-        ("koelectra-v1", "koelectra-v1", False, False),
-    ],
-)
-def test_ids_equal_the_reference_tokenizers(shared_data, oracle, vocab, lower_case, strip_accents):
-    with gzip.open(shared_data / f"tokenizer_oracle/{oracle}.jsonl.gz", "rt") as file:
-        records = [json.loads(line) for line in file]
-    assert len(records) == 722
-
-    def differing(max_word_chars: int, key: str) -> list[int]:
-        tokenizer = Tokenizer.from_vocab_file(
-            shared_data / f"vocab/{vocab}.vocab.txt",
-            lower_case=lower_case,
-            strip_accents=strip_accents,
-            max_word_chars=max_word_chars,
-        )
-        encoded = tokenizer.encode_batch([record["text"] for record in records])
-        return [
-            record["i"]
-            for record, ids in zip(records, encoded, strict=True)
-            if ids != record.get(key, record["electra_ids"])
-        ]
-
-    assert differing(200, "electra_ids") == []
-    assert differing(100, "electra_ids") == [LONG_WORDS]
-    assert differing(100, "hf_ids") == [SPECIAL_TOKENS_IN_TEXT]
+def test_name_of_the_file_tells_the_family(tmp_path):
+    trained("wordpiece").save(tmp_path)
+    trained("bpe").save(tmp_path)
+    read = partial(tokenizers.from_file, **SETTINGS)
+    assert read(tmp_path / "vocab.txt").hash == trained("wordpiece").hash
+    assert read(str(tmp_path / "spm.model")).hash == trained("bpe").hash
+    for path in (tmp_path / "vocab.model", tmp_path / "spm.txt"):
+        (tmp_path / ("vocab.txt" if path.stem == "vocab" else "spm.model")).rename(path)
+        with pytest.raises(UserError, match=rf"^{path}: "):
+            read(path)

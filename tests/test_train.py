@@ -12,6 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import tiny_run
+import tiny_tfds
 from tiny import flat
 
 from electra_jax import cli, main, parallel, train
@@ -230,6 +231,36 @@ def test_mlm_alone_trains_and_measures_its_own_metrics_only(place, straight, mon
     # Windows end every 4 steps and, for what is saved then, at evaluations and checkpoints.
     assert [row["step"] for row in rows if "train/loss" in row] == [4, 7, 8, 12, 14, 16, 20]
     assert rows[-1]["eval/loss"] < rows[2]["eval/loss"]
+
+
+def test_tensorflow_data_set_word_masks_segments_and_workers_train(
+    place, tmp_path, monkeypatch, capfd
+):
+    tiny_tfds.make(tmp_path / "sets")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "sets"))
+    weighted = "tfds:tiny_text#split=train#weight=1,corpus.txt#weight=3"
+    flags = {
+        "data.source": weighted,
+        "data.tokenizer": "unigram",
+        "data.layout": "electra",
+        "data.num_workers": "1",
+        "masking.unit": "word",
+        "num_train_steps": "7",
+    }
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["main", "--config=recipe.py", f"--workdir={tmp_path / 'run'}"]
+        + [f"--config.{name}={value}" for name, value in flags.items()],
+    )
+    with pytest.raises(SystemExit) as exit:
+        cli.run(main.main)
+    assert exit.value.code == 0, capfd.readouterr().err
+    lines = read_metrics(tmp_path / "run")
+    assert np.isfinite(lines[-1]["eval/loss"])
+    facts = json.loads((tmp_path / "run" / "facts.json").read_text())
+    assert facts["data"]["cut off"] != "0.00%"
 
 
 def test_stops_at_a_loss_that_is_not_finite(place, straight, monkeypatch, capfd):

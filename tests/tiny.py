@@ -17,6 +17,7 @@ from electra_jax.optimizer import OptimizerConfig
 PAD, UNK, CLS, SEP, MASK = range(5)
 VOCAB = 300  # not a multiple of a block: logits have padded columns
 LENGTH = 32
+STARTS_WORD = tuple(token <= MASK or token % 3 > 0 for token in range(VOCAB))
 
 Row = Sequence[Sequence[int]]  # the tokens of each piece, without [CLS] and [SEP]
 
@@ -30,6 +31,7 @@ def masking_config(**changes) -> MaskingConfig:
         vocab_size=VOCAB,
         mask_id=MASK,
         unmaskable_ids=(CLS, SEP, MASK),
+        starts_word=STARTS_WORD,
     )
     return dataclasses.replace(default, **changes)
 
@@ -38,6 +40,7 @@ def objective(
     kind: str = "electra",
     sharing: str = "embeddings",
     mode: str = "clean",
+    unit: str = "token",
     vocab_size: int = VOCAB,
     loss: dict[str, float] | None = None,
     **encoder,
@@ -57,7 +60,7 @@ def objective(
             **encoder,
         }
     )
-    masking = masking_config(mode=mode, vocab_size=vocab_size)
+    masking = masking_config(mode=mode, unit=unit, vocab_size=vocab_size)
     if kind == "mlm":
         return MaskedLanguageModel(ElectraConfig(None, discriminator), masking)
     generator = discriminator

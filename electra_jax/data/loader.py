@@ -9,18 +9,28 @@ batch may hold the end of one epoch and the beginning of the next.
     batch    step * batch_size ... (step + 1) * batch_size of the order
     host     an equal, contiguous part of the batch
 
+Groups of rows, such as those of each source, may be mixed by weights. Each has an order of its own
+with its own epochs, and takes its turns in the proportion of its weight:
+
+    weights  (2, 1)
+    order    row 7 of group 0, row 3 of group 1, row 2 of group 0, row 9 of group 0, ...
+
 Every batch has a field `row`: the number of each row in the global batch (in evaluation: in the
 whole pass). Random masks are derived from it, so that they do not depend on the number of hosts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
+from itertools import pairwise
+from math import inf, lcm
 
 import grain
 import numpy as np
 
 from electra_jax.data.layout import Rows
+from electra_jax.data.workers import map_in_order
 from electra_jax.errors import UserError
 
 
@@ -30,6 +40,7 @@ def train_batch(
     *,
     batch_size: int,
     seed: int,
+    weights: Sequence[float] = (1.0,),
     process_index: int = 0,
     process_count: int = 1,
 ) -> dict[str, np.ndarray]:
@@ -40,16 +51,21 @@ def train_batch(
       step: 0, 1, ...; any number takes equally long.
       batch_size: rows in the global batch.
       seed: determines the order.
+      weights: of the groups of `rows`, in any scale. Of any first n rows of the order, each group
+        has its share to within 1 row; with more than 4 groups, 1.5 rows; more than 8, 2 rows; ...
       process_index: which part is returned.
       process_count: the number of parts, a divisor of `batch_size`.
 
     Returns:
       The fields of `Rows.batch`, int32 [batch_size / process_count, length], and `row`, int32
       [batch_size / process_count]: the number of each row in the global batch.
+
+    Raises:
+      UserError: the hosts do not divide the batch, or there is not one weight for each group.
     """
     share = _share(batch_size, process_index, process_count)
-    order = _order(rows, seed)
-    indices = np.array([order[step * batch_size + int(row)] for row in share])
+    row_at = _order(rows, weights, seed)
+    indices = np.array([row_at(step * batch_size + row) for row in share.tolist()])
     return {**rows.batch(indices), "row": share}
 
 
@@ -60,18 +76,22 @@ def train_batches(
     *,
     batch_size: int,
     seed: int,
+    weights: Sequence[float] = (1.0,),
     process_index: int = 0,
     process_count: int = 1,
     num_threads: int = 4,
+    num_workers: int = 0,
     prefetch: int = 8,
 ) -> Iterator[dict[str, np.ndarray]]:
     """The batches of `train_batch` for `num_steps` steps from `start_step`, made ahead of use.
 
     Args:
-      rows, batch_size, seed, process_index, process_count: as for `train_batch`.
+      rows, batch_size, seed, weights, process_index, process_count: as for `train_batch`.
       start_step: the step of the first batch. A resumed run starts where it stopped.
       num_steps: how many batches to yield.
       num_threads: threads that make batches.
+      num_workers: processes that make batches, each with a copy of `rows`, in place of threads.
+        They end with the iterator, or when its `close` is called.
       prefetch: batches that may wait for use.
     """
     make = partial(
@@ -79,12 +99,15 @@ def train_batches(
         rows,
         batch_size=batch_size,
         seed=seed,
+        weights=weights,
         process_index=process_index,
         process_count=process_count,
     )
-    steps = grain.MapDataset.range(start_step, start_step + num_steps)
+    steps = range(start_step, start_step + num_steps)
+    if num_workers:
+        return map_in_order(make, steps, processes=num_workers, ahead=prefetch)
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch)
-    return iter(steps.map(make).to_iter_dataset(options))
+    return iter(grain.MapDataset.source(steps).map(make).to_iter_dataset(options))
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,9 +152,45 @@ def _share(batch_size: int, process_index: int, process_count: int) -> np.ndarra
     return np.arange(process_index * size, (process_index + 1) * size, dtype=np.int32)
 
 
-def _order(rows: Rows, seed: int) -> grain.MapDataset:
-    """Maps 0, 1, ... without end to rows. Each epoch holds every row once."""
+def _order(rows: Rows, weights: Sequence[float], seed: int) -> Callable[[int], int]:
+    """Maps 0, 1, ... without end to rows. Each epoch of a group holds each of its rows once."""
+    num_groups = rows.groups.size - 1
+    if len(weights) != num_groups or not all(0 < weight < inf for weight in weights):
+        raise UserError(
+            f"weights: found {tuple(weights)}; allowed is a number above 0 for each of the "
+            f"{num_groups} groups of rows"
+        )
     # Grain shuffles epoch e with seed + e. Hashing the seed first keeps the epochs of a run from
     # being those of the run with the next seed.
-    seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
-    return grain.MapDataset.range(len(rows)).shuffle(seed)
+    seeds = np.random.SeedSequence(seed).generate_state(num_groups).tolist()
+    groups = [
+        grain.MapDataset.range(begin, end).shuffle(seed)
+        for (begin, end), seed in zip(pairwise(rows.groups.tolist()), seeds, strict=True)
+    ]
+    shares = [Fraction(weight) for weight in weights]
+    scale = lcm(*(share.denominator for share in shares))
+    whole = [int(share * scale) for share in shares]
+
+    def row_at(index: int) -> int:
+        group, turn = _turn(index, whole)
+        return groups[group][turn]
+
+    return row_at
+
+
+def _turn(index: int, weights: Sequence[int]) -> tuple[int, int]:
+    """The group that has turn number `index`, and how many turns it has had before.
+
+    Of n turns, the first half of the groups has its share, rounded; the second half has the others.
+    Within each half it goes on like this, down to one group. Each rounding adds at most half a turn
+    to what a group is off its share, and none of it depends on what came before.
+    """
+    if len(weights) == 1:
+        return 0, index
+    half = len(weights) // 2
+    first, total = sum(weights[:half]), sum(weights)
+    before, after = ((2 * n * first + total) // (2 * total) for n in (index, index + 1))
+    if before < after:
+        return _turn(before, weights[:half])
+    group, turn = _turn(index - before, weights[half:])
+    return half + group, turn

@@ -1,227 +1,310 @@
-"""Where text comes from: files, or the docstrings of the installed Python packages.
+"""Where text comes from: what `config.data.source` names, and how it is recognised again.
 
-A source is a string, `config.data.source`:
+A source is one or more entries, separated by commas:
 
-* `"docstrings"`: the docstrings of the standard library and of every installed package. Real
-  English prose that is on every machine, so a first run needs no corpus and no network.
-* anything else: paths or globs of UTF-8 text files separated by commas, plain or compressed
-  (`.gz`, `.xz`). A blank line ends a document; so does the end of a file.
+    docstrings                      what every machine has (electra_jax.data.docstrings)
+    corpus/*.txt.xz                 text files: a blank line ends a document
+    corpus/*.txt#documents=line     a document a line; or `file`: a document a file
+    corpus/*.jsonl.zst              JSON lines: a document a record, in its field "text"
+    corpus/*.parquet#field=body     Parquet, likewise, in the column "body"
+    tfds:wikipedia/20230601.en      a TensorFlow data set; #split=train, #field=text
+    gs://bucket/corpus/*.jsonl      any of the files above in a bucket, read through fsspec
+
+Files may be compressed: .gz, .xz, .bz2, .zst. Their format follows from what is left of the name;
+whatever is not known (.jsonl, .ndjson, .parquet) is text.
+
+Every entry may have a weight: with `a/*.txt#weight=3,b/*.txt#weight=1`, three rows of every four
+that are trained on come from the first entry. Without weights everything is read equally often.
 """
 
-import ast
+import functools
 import glob
-import gzip
 import hashlib
-import importlib.metadata
-import inspect
-import lzma
-import multiprocessing
 import os
-import platform
-import sysconfig
-import warnings
-import zlib
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
 
+from electra_jax.data import docstrings
 from electra_jax.errors import UserError
 
 DOCSTRINGS = "docstrings"
+TFDS = "tfds:"
+COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 
-_OPENERS = {".gz": gzip.open, ".xz": lzma.open}
+_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+_OPTIONS = {  # of each format, beside the weight
+    "text": ("documents",),
+    "jsonl": ("field",),
+    "parquet": ("field",),
+    "tfds": ("field", "split"),
+    "docstrings": (),
+}
+_DOCUMENTS = ("blank_line", "line", "file")
 _FINGERPRINT_BYTES = 2**20
-_MAX_PROCESSES = 16  # Each has to start up; more would not pay.
+
+Stream = Any  # something to read bytes from; not every library derives its own from `io`
 
 
-def documents(source: str) -> Iterator[list[str]]:
-    """Yields the documents of a source, each as its stripped, non-empty lines of text.
+@dataclass(frozen=True)
+class Source:
+    """An entry of `config.data.source`.
 
-    The order depends on the source only. Documents without text are left out.
+    Attributes:
+      location: `docstrings`, `tfds:NAME`, or the path, glob or address of files.
+      options: pairs of names and values: `documents`, `field`, `split`.
+      weight: share of the rows, relative to the other entries; None: no weights are given.
+    """
+
+    location: str
+    options: tuple[tuple[str, str], ...] = ()
+    weight: float | None = None
+
+    def __str__(self) -> str:
+        return "#".join([self.location, *(f"{name}={value}" for name, value in self.options)])
+
+    def option(self, name: str, default: str) -> str:
+        """The value of an option."""
+        return dict(self.options).get(name, default)
+
+
+@dataclass(frozen=True)
+class Input:
+    """Something to be read in one go.
+
+    Attributes:
+      source: number of the entry that named it.
+      name: path or address of a file, name of a data set, or `docstrings`.
+      format: `text`, `jsonl`, `parquet`, `tfds` or `docstrings`.
+      documents, field, split: the options of the entry.
+      size: in bytes, as far as known. For progress.
+    """
+
+    source: int
+    name: str
+    format: str
+    documents: str
+    field: str
+    split: str
+    size: int
+
+
+def parse(source: str) -> list[Source]:
+    """The entries of `config.data.source`.
 
     Raises:
-      UserError: a file is missing, unreadable, damaged or not UTF-8.
+      UserError: an option or weight is not allowed, or only some entries have a weight.
     """
-    if source == DOCSTRINGS:
-        for _, text in docstrings():
-            yield [line.strip() for line in text.split("\n") if line.strip()]
-    else:
-        for path in text_files(source):
-            yield from _file_documents(path)
+    entries = [_parse_entry(entry.strip()) for entry in source.split(",") if entry.strip()]
+    if not entries:
+        raise UserError(f"data.source: found {source!r}; allowed are {DOCSTRINGS!r} or files")
+    without = [str(entry) for entry in entries if entry.weight is None]
+    if 0 < len(without) < len(entries):
+        raise UserError(f"data.source: {without[0]} has no #weight=, but other entries have")
+    return entries
 
 
-def fingerprint(source: str) -> dict:
-    """Identifies the input behind a source, as JSON, without reading all of it.
+def weights(sources: list[Source]) -> tuple[float, ...] | None:
+    """The weights of all entries, or None when none has one."""
+    return None if sources[0].weight is None else tuple(entry.weight for entry in sources)
 
-    A text file is known by its size and the hash of its first and last MiB: unlike a modification
+
+def inputs(sources: list[Source]) -> list[Input]:
+    """All that the entries name, in their order: the files of a glob sorted, each file once.
+
+    Raises:
+      UserError: there is nothing of that name, or an option does not suit what is there.
+    """
+    found: dict[str, Input] = {}  # An ordered set: globs may overlap.
+    for number, source in enumerate(sources):
+        for name, form, size in _located(source):
+            for option, _ in source.options:
+                if option not in _OPTIONS[form]:
+                    allowed = ", ".join((*_OPTIONS[form], "weight"))
+                    raise UserError(
+                        f"data.source: #{option}= has no meaning for {name}, which is read as "
+                        f"{form}; allowed: {allowed}"
+                    )
+            value = source.option
+            made = Input(
+                number,
+                name,
+                form,
+                documents=value("documents", _DOCUMENTS[0]),
+                field=value("field", "text"),
+                split=value("split", "train"),
+                size=size,
+            )
+            found.setdefault(f"{name}#{made.split}" if form == "tfds" else name, made)
+    return list(found.values())
+
+
+def fingerprint(sources: list[Source]) -> list[dict]:
+    """Identifies the input behind the entries, as JSON, without reading all of it.
+
+    A file is known by its size and the hash of its first and last MiB: unlike a modification
     time, these survive copying to another machine. Docstrings are known by the versions of
-    Python and of the installed packages (save this one, so that working on it changes nothing).
+    Python and of the installed packages, a data set by its version and size.
     """
-    if source == DOCSTRINGS:
-        packages = {
-            f"{distribution.name}=={distribution.version}"
-            for distribution in importlib.metadata.distributions()
-            if distribution.name.replace("-", "_") != _own_package().name
-        }
-        return {"python": platform.python_version(), "packages": sorted(packages)}
-    return {"files": [_file_fingerprint(path) for path in text_files(source)]}
+    return [_fingerprint(input) for input in inputs(sources)]
 
 
-def changed_file(source: str, recorded: dict) -> str | None:
-    """The first file of a text source that differs from, or is new to, a recorded fingerprint.
+def versions(sources: list[Source]) -> list[dict]:
+    """The part of the fingerprint that is not about files: of packages and of data sets."""
+    no_files = [source for source in sources if source.location.startswith((DOCSTRINGS, TFDS))]
+    return fingerprint(no_files)
 
-    Files that are gone do not count: a corpus may be deleted once it has been tokenised.
+
+def changed(sources: list[Source], recorded: list[dict]) -> str | None:
+    """The first input that differs from, or is new to, a recorded fingerprint.
+
+    What is gone does not count: a corpus may be deleted once it has been tokenised.
     """
-    known = {entry["file"]: entry for entry in recorded["files"]}
-    for pattern in _patterns(source):
-        for path in sorted(glob.glob(pattern, recursive=True)):
-            if _file_fingerprint(path) != known.get(path):
-                return path
+    known = {entry["name"]: entry for entry in recorded}
+    for source in sources:
+        try:
+            found = inputs([source])
+        except UserError:
+            continue  # gone
+        for input in found:
+            if _fingerprint(input) != known.get(input.name):
+                return input.name
     return None
 
 
-# Text files
+def open_file(name: str) -> Stream:
+    """Opens a file or the address of one for reading, compressed as it is."""
+    if _is_address(name):
+        file_system, path = _file_system(name)
+        return file_system.open(path, "rb")
+    return open(name, "rb")
 
 
-def text_files(source: str) -> list[str]:
-    """The files of a text source: patterns in the order given, the matches of each one sorted.
+@functools.cache
+def data_set(name: str, split: str, field: str) -> Any:
+    """A TensorFlow data set as a random-access sequence of dicts; needs no TensorFlow.
 
     Raises:
-      UserError: a pattern matches nothing, or a directory.
+      UserError: there is no such data set, split or field, or it cannot be read this way.
     """
-    paths: dict[str, None] = {}  # An ordered set: patterns may overlap.
-    for pattern in _patterns(source):
-        matches = sorted(glob.glob(pattern, recursive=True))
-        if not matches:
-            raise UserError(
-                f"data.source: no file matches {pattern!r}; allowed are {DOCSTRINGS!r}, or paths "
-                "and globs of text files separated by commas"
-            )
-        paths.update(dict.fromkeys(matches))
-    for path in paths:
-        if os.path.isdir(path):
-            raise UserError(
-                f"data.source: {path} is a directory; name its files, such as "
-                f"{os.path.join(path, '*.txt')}"
-            )
-    return list(paths)
+    import tensorflow_datasets as tfds  # heavy, and seldom needed
 
-
-def _patterns(source: str) -> list[str]:
-    patterns = (pattern.strip() for pattern in source.split(","))
-    return [os.path.expanduser(pattern) for pattern in patterns if pattern] or [""]
-
-
-def _file_documents(path: str) -> Iterator[list[str]]:
-    document = []
-    for line in _file_lines(path):
-        if line:
-            document.append(line)
-        elif document:
-            yield document
-            document = []
-    if document:
-        yield document
-
-
-def _file_lines(path: str) -> Iterator[str]:
-    opener = _OPENERS.get(Path(path).suffix, open)
-    number = 0
+    name = name.removeprefix(TFDS)
     try:
-        # Lines are decoded one by one, so that an error can be located.
-        with opener(path, "rb") as file:
-            for number, line in enumerate(file, start=1):
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-    except UnicodeDecodeError as error:
+        builder = tfds.builder(name, file_format="array_record")
+        builder.download_and_prepare()
+        fields = builder.info.features.keys()
+        if field not in fields:
+            raise UserError(f"#field={field} is missing; it has {', '.join(sorted(fields))}")
+        return tfds.data_source(
+            name,
+            split=split,
+            builder_kwargs={"file_format": "array_record"},
+            decoders={other: tfds.decode.SkipDecoding() for other in fields if other != field},
+        )
+    except Exception as error:  # tfds raises all sorts
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"data.source: tfds:{name}, split {split}: {reason}") from error
+
+
+def _parse_entry(entry: str) -> Source:
+    location, *options = (part.strip() for part in entry.split("#"))
+    values = {}
+    for option in options:
+        name, _, value = option.partition("=")
+        if name not in ("documents", "field", "split", "weight") or not value:
+            raise UserError(
+                f"data.source: {entry!r} has the option {option!r}; allowed: documents=, field=, "
+                "split=, weight= and a value"
+            )
+        values[name] = value
+    if values.get("documents", _DOCUMENTS[0]) not in _DOCUMENTS:
         raise UserError(
-            f"{path}: line {number} is not UTF-8: {error.reason} at byte {error.start} of the line"
-        ) from error
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise UserError(f"{path}: cannot be read beyond line {number}: {error}") from error
+            f"data.source: {entry!r} has documents={values['documents']}; allowed: "
+            + ", ".join(_DOCUMENTS)
+        )
+    weight = values.pop("weight", None)
+    if weight is not None:
+        try:
+            weight = float(weight)
+        except ValueError:
+            weight = 0.0
+        if not 0 < weight < float("inf"):
+            raise UserError(f"data.source: {entry!r}: a weight is a number above 0")
+    return Source(location, tuple(sorted(values.items())), weight)
 
 
-def _file_fingerprint(path: str) -> dict:
+def _located(source: Source) -> Iterator[tuple[str, str, int]]:
+    """Name, format and size in bytes of everything that an entry names."""
+    location = source.location
+    if location == DOCSTRINGS:
+        yield location, "docstrings", 0
+    elif location.startswith(TFDS):
+        yield location, "tfds", 0
+    else:
+        for name, size in _files(location):
+            yield name, _format(name), size
+
+
+def _format(name: str) -> str:
+    path = PurePosixPath(name.lower())
+    if path.suffix in COMPRESSED:
+        path = path.with_suffix("")
+    return _FORMATS.get(path.suffix, "text")
+
+
+def _files(location: str) -> list[tuple[str, int]]:
+    """Names and sizes of the files that a path, glob or address stands for."""
+    if _is_address(location):
+        file_system, path = _file_system(location)
+        try:
+            found = file_system.glob(path, detail=True)
+        except Exception as error:  # of whatever serves the address
+            raise UserError(f"data.source: cannot list {location}: {error}") from error
+        files = [
+            (file_system.unstrip_protocol(name), entry["size"])
+            for name, entry in sorted(found.items())
+            if entry["type"] == "file"
+        ]
+    else:
+        names = sorted(glob.glob(os.path.expanduser(location), recursive=True))
+        files = [(name, os.path.getsize(name)) for name in names]
+    if not files:
+        raise UserError(
+            f"data.source: no file matches {location!r}; allowed are {DOCSTRINGS!r}, tfds:NAME, "
+            "and paths, globs or addresses of files, separated by commas"
+        )
+    return files
+
+
+def _is_address(name: str) -> bool:
+    return "://" in name
+
+
+def _file_system(address: str) -> tuple[Any, str]:
+    """What serves an address, and the path there."""
+    import fsspec  # seldom needed
+
     try:
-        size = os.path.getsize(path)
-        with open(path, "rb") as file:
+        return fsspec.core.url_to_fs(address)
+    except (ImportError, ValueError) as error:  # a package is missing; no such protocol
+        raise UserError(f"data.source: cannot open {address}: {error}") from error
+
+
+def _fingerprint(input: Input) -> dict:
+    if input.format == "docstrings":
+        return {"name": input.name, **docstrings.fingerprint()}
+    if input.format == "tfds":
+        found = data_set(input.name, input.split, input.field)
+        info = found.dataset_info
+        return {"name": input.name, "version": info.full_name, "examples": len(found)}
+    try:
+        with open_file(input.name) as file:
             ends = hashlib.sha256(file.read(_FINGERPRINT_BYTES))
-            file.seek(max(_FINGERPRINT_BYTES, size - _FINGERPRINT_BYTES))
+            file.seek(max(_FINGERPRINT_BYTES, input.size - _FINGERPRINT_BYTES))
             ends.update(file.read())
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    return {"file": path, "bytes": size, "sha256_of_ends": ends.hexdigest()}
-
-
-# Docstrings
-
-
-def docstrings() -> Iterator[tuple[str, str]]:
-    """Yields (top-level package, docstring) over the standard library and installed packages.
-
-    Files are parsed, never imported. Kept are docstrings that are mostly prose, each text once.
-    """
-    files = [(root, file) for root in _roots() for file in _python_files(root)]
-    seen = set()
-    # Spawned, because forking a process that holds JAX's threads can hang.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(os.cpu_count() or 1, _MAX_PROCESSES), context) as pool:
-        found = pool.map(_file_docstrings, (root / file for root, file in files), chunksize=64)
-        for (_, file), texts in zip(files, found, strict=True):
-            for text in texts:
-                if text not in seen:
-                    seen.add(text)
-                    yield Path(file.parts[0]).stem, text
-
-
-def _own_package() -> Path:
-    return Path(__file__).parent.parent
-
-
-def _roots() -> list[Path]:
-    names = ("stdlib", "purelib", "platlib")
-    return list(dict.fromkeys(Path(sysconfig.get_path(name)) for name in names))
-
-
-def _python_files(root: Path) -> list[Path]:
-    """The Python files below `root`, relative to it and sorted."""
-    found = []
-    for directory, children, names in os.walk(root):
-        # Installed packages lie inside the standard library and are a root of their own.
-        excluded = ("site-packages", "dist-packages", "__pycache__")
-        children[:] = [
-            name
-            for name in children
-            if name not in excluded and Path(directory, name) != _own_package()
-        ]
-        found += [Path(directory, name) for name in names if name.endswith(".py")]
-    return sorted(file.relative_to(root) for file in found)
-
-
-def _file_docstrings(path: Path) -> list[str]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's code
-            tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return []  # Templates, Python 2, or files made to break parsers.
-    return [text for text in _docstrings_below(tree) if _is_prose(text)]
-
-
-def _docstrings_below(node: ast.AST) -> Iterator[str]:
-    # Definitions are statements, so walking statements finds them all, much faster than
-    # `ast.walk`, which would also visit every expression.
-    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        text = ast.get_docstring(node, clean=False)
-        if text:
-            yield inspect.cleandoc(text)
-    for field in ("body", "handlers", "orelse", "finalbody", "cases"):
-        for child in getattr(node, field, ()):
-            yield from _docstrings_below(child)
-
-
-def _is_prose(text: str) -> bool:
-    words = text.split()
-    characters = "".join(words)
-    letters = sum(map(str.isalpha, characters))
-    # Escapes can hold lone surrogates and control characters, which are no text at all.
-    return len(words) >= 8 and letters >= 0.75 * len(characters) and characters.isprintable()
+        # Reading it will say so, or count it.
+        return {"name": input.name, "error": type(error).__name__}
+    return {"name": input.name, "bytes": input.size, "sha256_of_ends": ends.hexdigest()}

@@ -3,7 +3,7 @@
 A store is a directory:
 
     manifest.json              what is in the store, and what it was made from
-    tokenizer/                 vocab.txt and tokenizer_config.json
+    tokenizer/                 vocabulary and settings
     train-00000.tokens.npy     token ids of one document after the other, without special tokens
     train-00000.documents.npy  int64 [documents + 1]: where in tokens each document starts; the end
     train-00000.lines.npy      int64 [lines + 1]: where in tokens each line starts; the end
@@ -20,212 +20,319 @@ train split has two documents, ("it rains", "come in") and ("yes",), and each wo
 
 A document is held out if a hash of its text falls below the held-out fraction of the hash's range,
 so the split depends neither on order nor on the rest of the corpus, and two copies of a document
-are never on different sides.
+are never on different sides. The documents of one entry of the source lie together, in the order
+of the entries; the manifest says how many there are of each.
 
 Flat arrays read at memory speed through mmap by any number of processes, hold 2 bytes a token, and
 fix neither length nor layout of the examples (`electra_jax.data.layout`). The manifest lists the
-size and hash of each file. The directory appears under its name only when it is complete.
+size and hash of each file.
+
+A store grows under another name, `NAME.unfinished`, and gets its own when it is complete. With
+every shard, `progress.json` says there how far reading has come. Who finds such a directory goes
+on from there.
 """
 
+import functools
 import hashlib
 import json
-import os
-import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 
-from electra_jax.data import sources
-from electra_jax.data.tokenizer import CONTINUATION, Tokenizer
+from electra_jax.data import tokenizer as tokenizers
+from electra_jax.data.reader import Document, Group, logged, take_apart
+from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.data.workers import map_in_order
 from electra_jax.errors import UserError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SPLITS = ("train", "held_out")
-SHARD_TOKENS = 2**26
+SHARD_TOKENS = 2**25
 
 _ARRAYS = ("tokens", "documents", "lines")
-_BATCH_CHARACTERS = 2**20
-_LOG_SECONDS = 5
+_PROGRESS = "progress.json"
+_MAX_MESSAGES = 10  # about what is left out; after that, only the counts tell
+
+
+def unfinished(directory: Path) -> Path:
+    """Where the store at `directory` is until it is complete."""
+    return directory.with_name(f"{directory.name}.unfinished")
 
 
 def write_store(
-    directory: str | Path,
-    source: str,
-    documents: Iterable[list[str]],
+    directory: Path,
+    groups: Iterable[Group],
     tokenizer: Tokenizer,
     held_out: float,
+    *,
+    origin: dict,
+    on_error: str = "raise",
     log: Callable[[str], None] = print,
 ) -> None:
-    """Tokenises documents (lists of lines) into a new store at `directory`.
+    """Tokenises what is read into a new store at `directory`, on all cores.
 
-    Holds one shard of each split in memory at most.
+    Goes on where an earlier call with the same arguments was interrupted. Holds about one shard
+    in memory. The result depends neither on interruptions nor on the number of cores.
 
     Args:
       directory: where the store will be; must not exist.
-      source: the `config.data.source` that `documents` come from, for the manifest.
-      documents: the documents.
+      groups: what is read.
       tokenizer: makes the ids; saved with the store.
       held_out: the fraction of documents kept for evaluation.
+      origin: what the manifest says about where the groups are from; has `sources`, the names of
+        the entries.
+      on_error: `raise`, or `skip` what cannot be used and count it.
       log: receives a line of progress every few seconds.
 
     Raises:
-      UserError: nothing is left of the documents, or one of the splits is empty.
+      UserError: something cannot be used, nothing is left of the documents, or a split is empty.
     """
-    directory = Path(directory)
-    unfinished = directory.with_name(f"{directory.name}.unfinished-{os.getpid()}")
-    unfinished.mkdir(parents=True)
-    try:
-        manifest = {
-            "format_version": FORMAT_VERSION,
-            "source": source,
-            "fingerprint": sources.fingerprint(source),
-            "held_out": held_out,
-            "tokenizer": {
-                "hash": tokenizer.hash,
-                "vocab_size": tokenizer.vocab_size,
-                **tokenizer.settings,
-            },
-            **_write_splits(unfinished, documents, tokenizer, held_out, log),
-        }
-        tokenizer.save(unfinished / "tokenizer")
-        (unfinished / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-        unfinished.rename(directory)
-    except BaseException:
-        shutil.rmtree(unfinished)
-        raise
+    place = unfinished(directory)
+    tokenizer.save(place / "tokenizer")
+    head = {
+        "format_version": FORMAT_VERSION,
+        **origin,
+        "held_out": held_out,
+        "tokenizer": {
+            "family": tokenizer.family,
+            "hash": tokenizer.hash,
+            "vocab_size": tokenizer.vocab_size,
+            **tokenizer.settings,
+        },
+    }
+    head = json.loads(json.dumps(head))  # as it is when read again
+    content = _write_splits(place, groups, tokenizer, held_out, head, on_error, log)
+    _write_json(place / "manifest.json", {**head, **content})
+    (place / _PROGRESS).unlink(missing_ok=True)
+    place.rename(directory)
 
 
 def _write_splits(
-    directory: Path,
-    documents: Iterable[list[str]],
+    place: Path,
+    groups: Iterable[Group],
     tokenizer: Tokenizer,
     held_out: float,
+    head: dict,
+    on_error: str,
     log: Callable[[str], None],
 ) -> dict:
     """Writes the arrays of all splits. Returns the manifest's entries about them."""
-    writers = {split: _SplitWriter(directory, split, tokenizer) for split in SPLITS}
-    started = logged = time.monotonic()
-    read = characters = empty = 0
-    for batch in _batches(documents):
-        encoded = iter(tokenizer.encode_batch([line for document in batch for line in document]))
-        for document in batch:
-            lines = [ids for ids in (next(encoded) for _ in document) if ids]
-            if lines:
-                split = "held_out" if _is_held_out(document, held_out) else "train"
-                writers[split].add(document, lines)
-            else:
-                empty += 1
-            characters += sum(map(len, document))
-        read += len(batch)
-        if time.monotonic() - logged > _LOG_SECONDS:
-            logged = time.monotonic()
-            speed = characters / 1e6 / (logged - started)
-            log(f"tokenised {read:,} documents, {speed:.2f} M characters/s")
-    if empty == read:
-        raise UserError(f"data.source: none of the {read} documents found holds any text")
-    for split, writer in writers.items():
-        if writer.counts["documents"] == 0:
-            raise UserError(
-                f"data.held_out: {held_out} puts none of the {read} documents into the {split} "
-                "split; allowed are fractions between 0 and 1 that leave documents for both splits"
-            )
-    splits = {split: writer.finish() for split, writer in writers.items()}
-    return {"splits": splits, "dropped": {"empty": empty}}
+    num_groups, content = _load_progress(place, head)
+    if num_groups:
+        log(f"going on after {content['read']['documents']:,} documents")
+    writers = {split: _SplitWriter(place, split, tokenizer.vocab_size) for split in SPLITS}
+
+    def write_shards() -> None:
+        for split, writer in writers.items():
+            shards = content["splits"][split]["shards"]
+            if writer.num_tokens:
+                shards.append(writer.write_shard(len(shards)))
+
+    encode = functools.partial(
+        _encode, place / "tokenizer", len(head["sources"]), held_out, on_error
+    )
+    messages = 0
+    for encoded in map_in_order(encode, logged(islice(groups, num_groups, None), "tokenised", log)):
+        num_groups += 1
+        _add(content, encoded.counts)
+        for split, writer in writers.items():
+            writer.add(encoded.arrays[split])
+        for message in encoded.damage[: _MAX_MESSAGES - messages]:
+            messages += 1
+            log(f"left out: {message}")
+        if writers["train"].num_tokens >= SHARD_TOKENS:
+            write_shards()
+            _write_json(place / _PROGRESS, {"head": head, "groups": num_groups, "content": content})
+    write_shards()
+    _check_splits(content, held_out)
+    return content
 
 
-def _batches(documents: Iterable[list[str]]) -> Iterator[list[list[str]]]:
-    """Groups documents until a group has work enough for all cores."""
-    batch, characters = [], 0
-    for document in documents:
-        batch.append(document)
-        characters += sum(map(len, document))
-        if characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
+def can_go_on(place: Path, origin: dict) -> bool:
+    """Whether `place` holds the tokenizer and some shards of a store with this origin."""
+    path = place / _PROGRESS
+    return path.exists() and origin.items() <= json.loads(path.read_text())["head"].items()
 
 
-def _is_held_out(document: list[str], held_out: float) -> bool:
+def _load_progress(place: Path, head: dict) -> tuple[int, dict]:
+    """How many groups are in the shards that are there, and the manifest's entries about them."""
+    if can_go_on(place, head):
+        progress = json.loads((place / _PROGRESS).read_text())
+        return progress["groups"], progress["content"]
+    content = _no_counts(len(head["sources"]))
+    for split in SPLITS:
+        content["splits"][split]["shards"] = []
+    return 0, content
+
+
+def _no_counts(num_sources: int) -> dict:
+    counts = ("documents", "lines", "characters", "tokens", "words", "unknown")
+    return {
+        "read": {"documents": 0, "characters": 0, "divided": 0},
+        "dropped": {},
+        "splits": {
+            split: {**dict.fromkeys(counts, 0), "documents_by_source": [0] * num_sources}
+            for split in SPLITS
+        },
+    }
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """What becomes of a group.
+
+    Attributes:
+      arrays: of each split: token ids, sizes of documents and sizes of lines in tokens.
+      counts: of the group, as in the manifest.
+      damage: messages about what was left out.
+    """
+
+    arrays: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
+    counts: dict
+    damage: list[str]
+
+
+def _encode(
+    tokenizer_directory: Path, num_sources: int, held_out: float, on_error: str, group: Group
+) -> _Encoded:
+    """Tokenises the documents of a group. Runs in a worker process."""
+    tokenizer = _load_tokenizer(tokenizer_directory)
+    documents = take_apart(group, on_error)
+    counts = _no_counts(num_sources)
+    counts["read"]["divided"] = documents.divided
+    counts["dropped"] = dropped = documents.dropped
+    ids = {split: [] for split in SPLITS}  # of the lines that have any
+    sizes = {split: [] for split in SPLITS}  # of the documents
+    encoded = iter(tokenizer.encode_batch([line for _, lines in documents.found for line in lines]))
+    for source, document in documents.found:
+        lines = [ids for ids in islice(encoded, len(document)) if ids]
+        characters = sum(map(len, document))
+        counts["read"]["documents"] += 1
+        counts["read"]["characters"] += characters
+        if not lines:
+            dropped["documents without tokens"] += 1
+            continue
+        split = "held_out" if _is_held_out(document, held_out) else "train"
+        ids[split] += lines
+        sizes[split].append(sum(map(len, lines)))
+        counts["splits"][split]["characters"] += characters
+        counts["splits"][split]["documents_by_source"][source] += 1
+
+    arrays = {}
+    for split in SPLITS:
+        tokens = np.fromiter(chain.from_iterable(ids[split]), _dtype(tokenizer.vocab_size))
+        arrays[split] = tokens, np.array(sizes[split], int), np.array([*map(len, ids[split])], int)
+        counts["splits"][split] |= {
+            "documents": len(sizes[split]),
+            "lines": len(ids[split]),
+            "tokens": tokens.size,
+            "words": int(np.count_nonzero(tokenizer.starts_word[tokens])),
+            "unknown": int(np.count_nonzero(tokens == tokenizer.unk_id)),
+        }
+    return _Encoded(arrays, counts, documents.damage)
+
+
+_load_tokenizer = functools.cache(tokenizers.load)
+
+
+def _is_held_out(document: Document, held_out: float) -> bool:
     digest = hashlib.blake2b("\n".join(document).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") < held_out * 2**32
 
 
-class _SplitWriter:
-    """Collects the documents of a split and writes a shard whenever enough have come."""
+def _dtype(vocab_size: int) -> type:
+    return np.uint16 if vocab_size <= 2**16 else np.uint32
 
-    def __init__(self, directory: Path, split: str, tokenizer: Tokenizer):
-        self.counts = {
-            "documents": 0,
-            "lines": 0,
-            "characters": 0,
-            "tokens": 0,
-            "words": 0,
-            "unknown": 0,
-        }
+
+def _add(total: dict, counts: dict) -> None:
+    """Adds counts to those of the same name, to any depth."""
+    for name, count in counts.items():
+        if isinstance(count, dict):
+            _add(total[name], count)
+        elif isinstance(count, list):
+            total[name] = [a + b for a, b in zip(total[name], count, strict=True)]
+        else:
+            total[name] = total.get(name, 0) + count
+
+
+def _check_splits(content: dict, held_out: float) -> None:
+    read = content["read"]["documents"]
+    if all(content["splits"][split]["documents"] == 0 for split in SPLITS):
+        raise UserError(f"data.source: none of the {read} documents found holds any text")
+    for split in SPLITS:
+        if content["splits"][split]["documents"] == 0:
+            raise UserError(
+                f"data.held_out: {held_out} puts none of the {read} documents into the {split} "
+                "split; allowed are fractions between 0 and 1 that leave documents for both splits"
+            )
+
+
+class _SplitWriter:
+    """Collects the arrays of a split and writes them as a shard."""
+
+    def __init__(self, directory: Path, split: str, vocab_size: int):
         self._directory = directory
         self._split = split
-        self._shards: list[dict] = []
-        self._dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32
-        self._unk_id = tokenizer.unk_id
-        self._starts_word = np.array([not t.startswith(CONTINUATION) for t in tokenizer.vocab])
+        self._dtype = _dtype(vocab_size)
         self._clear()
 
-    def add(self, document: list[str], lines: list[list[int]]) -> None:
-        """Appends a document, given as its text and as the ids of its lines that have any."""
-        tokens = np.fromiter(chain.from_iterable(lines), self._dtype)
-        line_ends = np.cumsum([len(ids) for ids in lines]) + self._num_tokens
-        self._tokens.append(tokens)
-        self._lines.append(line_ends)
-        self._num_tokens += tokens.size
-        self._documents.append(self._num_tokens)
-        self.counts["documents"] += 1
-        self.counts["lines"] += len(lines)
-        self.counts["characters"] += sum(map(len, document))
-        self.counts["tokens"] += tokens.size
-        self.counts["words"] += int(np.count_nonzero(self._starts_word[tokens]))
-        self.counts["unknown"] += int(np.count_nonzero(tokens == self._unk_id))
-        if self._num_tokens >= SHARD_TOKENS:
-            self._write_shard()
+    def add(self, arrays: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+        """Appends token ids, sizes of documents and sizes of lines."""
+        self.num_tokens += arrays[0].size
+        for collected, array in zip(self._collected, arrays, strict=True):
+            collected.append(array)
 
-    def finish(self) -> dict:
-        """Writes what is left. Returns the counts and the list of shards."""
-        if self._num_tokens:
-            self._write_shard()
-        return {**self.counts, "shards": self._shards}
+    def write_shard(self, number: int) -> dict:
+        """Writes what has come since the last shard. Returns the manifest's entry."""
+        tokens, documents, lines = (np.concatenate(arrays) for arrays in self._collected)
+        arrays = {"tokens": tokens, "documents": _offsets(documents), "lines": _offsets(lines)}
+        files = []
+        for name, array in arrays.items():
+            path = self._directory / f"{self._split}-{number:05d}.{name}.npy"
+            np.save(path, array, allow_pickle=False)
+            files.append({"file": path.name, "bytes": path.stat().st_size, "sha256": _sha256(path)})
+        self._clear()
+        return {"files": files}
 
     def _clear(self) -> None:
-        self._num_tokens = 0
-        self._tokens: list[np.ndarray] = []
-        self._documents: list[int] = [0]
-        self._lines: list[np.ndarray] = [np.zeros(1, np.int64)]
+        self.num_tokens = 0
+        self._collected = [[np.zeros(0, dtype)] for dtype in (self._dtype, np.int64, np.int64)]
 
-    def _write_shard(self) -> None:
-        arrays = {
-            "tokens": np.concatenate(self._tokens),
-            "documents": np.array(self._documents, np.int64),
-            "lines": np.concatenate(self._lines).astype(np.int64, copy=False),
-        }
-        files = []
-        for name in _ARRAYS:
-            path = self._directory / f"{self._split}-{len(self._shards):05d}.{name}.npy"
-            np.save(path, arrays[name], allow_pickle=False)
-            with open(path, "rb") as file:
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            files.append({"file": path.name, "bytes": path.stat().st_size, "sha256": sha256})
-        self._shards.append({"files": files})
-        self._clear()
+
+def _offsets(sizes: np.ndarray | list[int]) -> np.ndarray:
+    return np.append(0, np.cumsum(sizes, dtype=np.int64))
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_json(path: Path, content: dict) -> None:
+    """Writes a file that is never seen in part."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n")
+    temporary.replace(path)
 
 
 class Tokens:
-    """The token arrays of a split's shards, as if they were one array."""
+    """The token arrays of a split's shards, as if they were one array.
 
-    def __init__(self, shards: list[np.ndarray]):
-        self._shards = shards
-        self._starts = np.cumsum([0] + [shard.size for shard in shards])
+    Args:
+      shards: arrays, or the paths of arrays on disk. Those are mapped, not read; pickled, they
+        are paths again, so that other processes map the same memory.
+    """
+
+    def __init__(self, shards: Sequence[np.ndarray | Path]):
+        self._given = shards
+        self._shards = [_mapped(shard) if isinstance(shard, Path) else shard for shard in shards]
+        self._starts = np.cumsum([0] + [shard.size for shard in self._shards])
+
+    def __reduce__(self) -> tuple:
+        return Tokens, (self._given,)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -261,27 +368,34 @@ class TokenStore:
 
     def tokens(self, split: str) -> Tokens:
         """The token ids of a split, mapped from disk."""
-        # Plain arrays on top of the maps: slicing a `np.memmap` is ten times slower.
-        return Tokens([np.asarray(array) for array in self._arrays(split, "tokens")])
+        return Tokens(self._paths(split, "tokens"))
 
     def documents(self, split: str) -> np.ndarray:
         """int64 [documents + 1]: where in `tokens(split)` each document starts; the end."""
-        return self._offsets(split, "documents")
+        return self._read_offsets(split, "documents")
 
     def lines(self, split: str) -> np.ndarray:
         """int64 [lines + 1]: where in `tokens(split)` each line starts; the end."""
-        return self._offsets(split, "lines")
+        return self._read_offsets(split, "lines")
 
-    def _arrays(self, split: str, name: str) -> Iterator[np.ndarray]:
-        for shard in range(len(self.manifest["splits"][split]["shards"])):
-            path = self.directory / f"{split}-{shard:05d}.{name}.npy"
-            yield np.load(path, mmap_mode="r", allow_pickle=False)
+    def sources(self, split: str) -> np.ndarray:
+        """int64 [entries + 1]: the document at which those of each entry start; the end."""
+        return _offsets(self.manifest["splits"][split]["documents_by_source"])
 
-    def _offsets(self, split: str, name: str) -> np.ndarray:
+    def _paths(self, split: str, name: str) -> list[Path]:
+        shards = range(len(self.manifest["splits"][split]["shards"]))
+        return [self.directory / f"{split}-{shard:05d}.{name}.npy" for shard in shards]
+
+    def _read_offsets(self, split: str, name: str) -> np.ndarray:
         offsets = [np.zeros(1, np.int64)]
-        for array in self._arrays(split, name):
-            offsets.append(array[1:] + offsets[-1][-1])
+        for path in self._paths(split, name):
+            offsets.append(_mapped(path)[1:] + offsets[-1][-1])
         return np.concatenate(offsets)
+
+
+def _mapped(path: Path) -> np.ndarray:
+    # A plain array on top of the map: slicing a `np.memmap` is ten times slower.
+    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
 def open_store(directory: str | Path) -> TokenStore:
@@ -304,14 +418,39 @@ def open_store(directory: str | Path) -> TokenStore:
             f"{path}: format_version is {manifest.get('format_version')!r}, but this program reads "
             f"{FORMAT_VERSION}; delete {directory} to have it made again"
         )
-    for split in SPLITS:
-        for shard in manifest["splits"][split]["shards"]:
-            for entry in shard["files"]:
-                _check_size(directory / entry["file"], entry["bytes"])
-    tokenizer = Tokenizer.load(directory / "tokenizer")
+    for entry in _files(manifest):
+        _check_size(directory / entry["file"], entry["bytes"])
+    tokenizer = tokenizers.load(directory / "tokenizer")
     if tokenizer.hash != manifest["tokenizer"]["hash"]:
         raise UserError(f"{directory / 'tokenizer'}: not the tokenizer that made this store")
     return TokenStore(directory, manifest, hashlib.sha256(content).hexdigest(), tokenizer)
+
+
+def verify(store: TokenStore) -> int:
+    """Compares every file with the hash in the manifest. Returns the number of files.
+
+    Raises:
+      UserError: names the files that have changed since they were written.
+    """
+    files = list(_files(store.manifest))
+    paths = [store.directory / entry["file"] for entry in files]
+    changed = [
+        str(path)
+        for path, entry in zip(paths, files, strict=True)
+        if _sha256(path) != entry["sha256"]
+    ]
+    if changed:
+        raise UserError(
+            f"{', '.join(changed)}: not what was written; delete {store.directory} to have the "
+            "store made again"
+        )
+    return len(files)
+
+
+def _files(manifest: dict) -> Iterator[dict]:
+    for split in SPLITS:
+        for shard in manifest["splits"][split]["shards"]:
+            yield from shard["files"]
 
 
 def _check_size(path: Path, size: int) -> None:

@@ -1,244 +1,334 @@
-"""WordPiece tokenisation as in BERT and ELECTRA, carried by the `tokenizers` library.
+"""Text to token ids: one interface, two families, WordPiece and SentencePiece.
 
-Text is cleaned, split at white space, punctuation and CJK characters, and every word is cut into
-the longest pieces that the vocabulary holds. Pieces that continue a word start with `##`. A word
-that cannot be cut so, or that is too long, becomes `[UNK]`.
+    python -m electra_jax.data.tokenizer --vocab=vocab.txt --lower_case --strip_accents < lines.txt
 
-A special token that is typed in a text, such as `[MASK]`, is split like any other text, so that
-input cannot forge special ids.
+shows how text is tokenised. It reads UTF-8 lines on standard input and prints a JSON object for
+each, without [CLS] and [SEP]; offsets are ranges of characters in the line:
+
+    {"ids": [2009, 15811], "tokens": ["it", "rains"], "offsets": [[0, 2], [3, 8]]}
+
+    --vocab=FILE           one word piece a line, or a SentencePiece model (*.model)
+    --vocab=DIR            a saved tokenizer, such as data/STORE/tokenizer, which has its own
+                           settings; the flags below are for files
+    --lower_case           lower-case the text
+    --strip_accents        remove accents; only together with --lower_case
+    --max_word_chars=200   longer words become [UNK]; WordPiece only
+    --special_tokens=...   names of padding, unknown, start, end and mask token, with commas
 """
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, chain, repeat
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Any, ClassVar
 
-from tokenizers import Tokenizer as WordPieceTokenizer
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+import numpy as np
+from absl import flags
 
 from electra_jax.errors import UserError
 
-PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-CONTINUATION = "##"
+# The families are imported where they are used, as they build on this module; so is what needs
+# JAX, because the processes that tokenise a corpus must start quickly.
 
-# A vocabulary is trained without the rarest characters: on web text, thousands of them would take
-# the places of useful pieces. Words with such a character become [UNK].
-CHARACTER_COVERAGE = 0.9999
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
-_VOCAB_FILE = "vocab.txt"
 _SETTINGS_FILE = "tokenizer_config.json"
+_CHUNK_LINES = 10_000
+_SETTINGS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "special_tokens": (
+        lambda x: (
+            isinstance(x, list)
+            and all(isinstance(name, str) and name for name in x)
+            and len(set(x)) == len(x) == 5
+        ),
+        "five different names: padding, unknown, start, end, mask",
+    ),
+    "lower_case": (lambda x: isinstance(x, bool), "true or false"),
+    "strip_accents": (lambda x: isinstance(x, bool), "true or false"),
+    "max_word_chars": (lambda x: type(x) is int and x >= 1, "a number, at least 1"),
+}
 
 
-class Tokenizer:
-    """A vocabulary and the settings under which it was made.
+class Tokenizer(ABC):
+    """Cuts lines of text into tokens of a vocabulary.
 
-    Args:
-      vocab: the tokens; a token's place is its id. Holds all of `SPECIAL_TOKENS`, no duplicates.
-      lower_case: whether text is lower-cased.
-      strip_accents: whether accents are removed. As in ELECTRA, only when lower-casing, too.
-      max_word_chars: longer words become `[UNK]`. ELECTRA has 200, Hugging Face 100.
+    Text cannot forge special tokens: those for padding, start, end and mask are never the outcome
+    of encoding, whatever is typed in a line. A lone surrogate, which no UTF-8 text can hold, counts
+    as a question mark.
+
+    Attributes:
+      family: "wordpiece" or "sentencepiece".
+      vocab: the tokens; a token's place is its id.
+      starts_word: bool [vocab_size]: whether a token begins a word. Special tokens do.
+      settings: the keyword arguments of the constructor, fit for JSON.
+      special_ids: of padding, unknown, start, end and mask token, in this order; they are also
+        `pad_id`, `unk_id`, `cls_id`, `sep_id` and `mask_id`.
+      hash: the sha256 of family, vocabulary and settings: equal hashes give equal ids for every
+        text.
     """
 
+    family: ClassVar[str]
+    vocab_file: ClassVar[str]
+    setting_names: ClassVar[tuple[str, ...]]
+
     def __init__(
-        self, vocab: Sequence[str], *, lower_case: bool, strip_accents: bool, max_word_chars: int
+        self, vocab: Sequence[str], begins: Callable[[str], bool], content: bytes, settings: dict
     ):
+        """Called by the families.
+
+        Args:
+          vocab: the tokens. Holds all special tokens, no duplicates.
+          begins: whether a token that is not special begins a word.
+          content: of the vocabulary's file.
+          settings: the keyword arguments of the family's constructor.
+        """
         self.vocab = list(vocab)
-        self.lower_case = lower_case
-        self.strip_accents = strip_accents
-        self.max_word_chars = max_word_chars
+        self.settings = settings
         ids = {token: i for i, token in enumerate(self.vocab)}
-        self.special_ids = tuple(ids[token] for token in SPECIAL_TOKENS)
+        self.special_ids = tuple(ids[name] for name in settings["special_tokens"])
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = self.special_ids
-        self._tokenizer = WordPieceTokenizer(
-            models.WordPiece(ids, unk_token=UNK, max_input_chars_per_word=max_word_chars)
-        )
-        self._tokenizer.normalizer = _normalizer(lower_case, strip_accents)
-        self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        self._tokenizer.decoder = decoders.WordPiece(CONTINUATION)
+        self.starts_word = np.array([begins(token) for token in self.vocab])
+        self.starts_word[list(self.special_ids)] = True
+        self._content = content
+        identity = json.dumps({"family": self.family, **settings}, sort_keys=True)
+        self.hash = hashlib.sha256(f"{identity}\n".encode() + content).hexdigest()
 
     @property
     def vocab_size(self) -> int:
         """The number of tokens."""
         return len(self.vocab)
 
-    @property
-    def settings(self) -> dict:
-        """The keyword arguments of the constructor."""
-        return {
-            "lower_case": self.lower_case,
-            "strip_accents": self.strip_accents,
-            "max_word_chars": self.max_word_chars,
-        }
-
-    @property
-    def hash(self) -> str:
-        """The sha256 of vocabulary and settings: equal hashes give equal ids for every text."""
-        content = json.dumps({"vocab": self.vocab, **self.settings}, sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()
-
+    @abstractmethod
     def encode_batch(self, lines: list[str]) -> list[list[int]]:
-        """The ids of each line, without `[CLS]` and `[SEP]`. Runs on all cores."""
-        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(lines)]
+        """The ids of each line, without start and end token."""
 
+    @abstractmethod
+    def encode_with_offsets(self, line: str) -> tuple[list[int], list[str], list[tuple[int, int]]]:
+        """Ids as from `encode_batch`, their tokens, and where in the line these come from.
+
+        Offsets are ranges of characters, (start, end), without the white space around a word. What
+        normalisation makes of one character has the range of that character.
+        """
+
+    @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """Readable text for ids, special tokens included. Not an exact inverse of encoding."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        """Readable text for ids, special tokens included."""
 
     def save(self, directory: str | Path) -> None:
-        """Writes `vocab.txt` and `tokenizer_config.json` (the settings) into a new directory."""
+        """Writes the vocabulary and `tokenizer_config.json` into a directory, for `load`."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        vocab = "".join(f"{token}\n" for token in self.vocab)
-        (directory / _VOCAB_FILE).write_text(vocab, encoding="utf-8", newline="\n")
-        settings = json.dumps(self.settings, indent=2) + "\n"
+        (directory / self.vocab_file).write_bytes(self._content)
+        settings = json.dumps({"family": self.family, **self.settings}, indent=2) + "\n"
         (directory / _SETTINGS_FILE).write_text(settings, encoding="utf-8")
 
-    @classmethod
-    def load(cls, directory: str | Path) -> "Tokenizer":
-        """Reads what `save` has written.
 
-        Raises:
-          UserError: a file is missing or damaged.
-        """
-        path = Path(directory, _SETTINGS_FILE)
-        try:
-            settings = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: not readable as tokenizer settings: {error}") from error
-        try:
-            return cls.from_vocab_file(Path(directory, _VOCAB_FILE), **settings)
-        except TypeError as error:
-            raise UserError(
-                f"{path}: found {settings!r}; expected lower_case, strip_accents, max_word_chars"
-            ) from error
+class Trainer(ABC):
+    """Learns a vocabulary from any amount of text in bounded memory.
 
-    @classmethod
-    def from_vocab_file(
-        cls, path: str | Path, *, lower_case: bool, strip_accents: bool, max_word_chars: int
-    ) -> "Tokenizer":
-        """A tokenizer with the tokens of a text file, one per line; the line number is the id.
+    A corpus is summarised in pieces, by many processes at once if it is large, and the summaries
+    are added up in one:
 
-        Raises:
-          UserError: the file is unreadable, lacks a special token or holds a token twice.
-        """
-        return cls(
-            _read_vocab(path),
-            lower_case=lower_case,
-            strip_accents=strip_accents,
-            max_word_chars=max_word_chars,
-        )
+        trainer = tokenizer.trainer("unigram", 32000, lower_case=False, ...)
+        for summary in pool.imap(trainer.summarize, chunks):
+            trainer.add(summary)
+        made = trainer.finish()
 
-    @classmethod
-    def train(
-        cls,
-        documents: Iterable[list[str]],
-        vocab_size: int,
-        *,
-        lower_case: bool,
-        strip_accents: bool,
-        max_word_chars: int,
-    ) -> "Tokenizer":
-        """Learns a vocabulary of at most `vocab_size` tokens from one pass over the documents.
+    The vocabulary depends on the text, not on how it was cut into chunks, nor on the number of
+    cores. (Only a WordPiece corpus of more distinct words than `wordpiece.MAX_WORDS` is cut
+    differently by differently cut chunks.)
 
-        The special tokens come first, then the characters that continue words, then those that
-        start them, then merged pieces, most useful first. The same documents give the same
-        vocabulary.
-
-        Raises:
-          UserError: `vocab_size` is too small for the characters of the documents.
-        """
-        normalizer = _normalizer(lower_case, strip_accents)
-        words: Counter[str] = Counter()
-        for line in chain.from_iterable(documents):
-            words.update(normalizer.normalize_str(line).split())
-        vocab = _train_vocab(words, vocab_size)
-        return cls(
-            vocab,
-            lower_case=lower_case,
-            strip_accents=strip_accents,
-            max_word_chars=max_word_chars,
-        )
-
-
-def _normalizer(lower_case: bool, strip_accents: bool) -> normalizers.Normalizer:
-    return normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=True,
-        strip_accents=lower_case and strip_accents,
-        lowercase=lower_case,
-    )
-
-
-def _train_vocab(words: Mapping[str, int], vocab_size: int) -> list[str]:
-    """Trains WordPiece on normalised words with their counts.
-
-    The library's trainer numbers the continuation characters in the order of a hash table, and
-    breaks ties between merges by these numbers, so that each run would give another vocabulary.
-    It keeps the numbers of tokens it is given as special, so it is given these characters, sorted.
+    Attributes:
+      summarize: a function from a list of lines to their summary. Pure; pickles without the state
+        of the trainer.
     """
-    alphabet = _alphabet(words)
-    words = {word: count for word, count in words.items() if alphabet.issuperset(word)}
-    split = pre_tokenizers.BertPreTokenizer()
-    continuations = {
-        f"{CONTINUATION}{character}"
-        for word in words
-        for piece, _ in split.pre_tokenize_str(word)
-        for character in piece[1:]
+
+    summarize: Callable[[list[str]], Any]
+
+    @abstractmethod
+    def add(self, summary: Any) -> None:
+        """Takes in what `summarize` has made of a chunk."""
+
+    @abstractmethod
+    def finish(self) -> Tokenizer:
+        """The tokenizer learnt from all chunks added.
+
+        Raises:
+          UserError: the vocabulary size is too small for the characters of the text, or there is
+            no text.
+        """
+
+
+def trainer(
+    kind: str,
+    vocab_size: int,
+    *,
+    special_tokens: Sequence[str] = SPECIAL_TOKENS,
+    lower_case: bool,
+    strip_accents: bool,
+    max_word_chars: int,
+) -> Trainer:
+    """A trainer for a vocabulary of at most `vocab_size` tokens.
+
+    Args:
+      kind: "wordpiece", or "unigram" or "bpe" for these kinds of SentencePiece models.
+      vocab_size: a small corpus may give fewer tokens.
+      special_tokens: names of padding, unknown, start, end and mask token. They get ids 0 to 4.
+      lower_case: whether text is lower-cased.
+      strip_accents: whether accents are removed. As in ELECTRA, only when lower-casing, too.
+      max_word_chars: longer words become the unknown token. WordPiece only.
+    """
+    from electra_jax.data.sentencepiece import SentencePieceTrainer
+    from electra_jax.data.wordpiece import WordPieceTrainer
+
+    settings = {
+        "special_tokens": special_tokens,
+        "lower_case": lower_case,
+        "strip_accents": strip_accents,
     }
-    tokenizer = WordPieceTokenizer(models.WordPiece(unk_token=UNK))
-    tokenizer.pre_tokenizer = split
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
-        min_frequency=2,
-        special_tokens=[*SPECIAL_TOKENS, *sorted(continuations)],
-        show_progress=False,
-    )
-    corpus = chain.from_iterable(repeat(word, count) for word, count in words.items())
-    tokenizer.train_from_iterator(corpus, trainer)
-    ids = tokenizer.get_vocab()
-    if len(ids) > vocab_size:
-        raise UserError(
-            f"data.vocab_size: {vocab_size} is too small; the characters of this text alone need "
-            f"{len(ids)}"
-        )
-    return sorted(ids, key=ids.__getitem__)
+    if kind == "wordpiece":
+        return WordPieceTrainer(vocab_size, max_word_chars=max_word_chars, **settings)
+    return SentencePieceTrainer(kind, vocab_size, **settings)
 
 
-def _alphabet(words: Mapping[str, int]) -> set[str]:
-    """The most frequent characters that together make up `CHARACTER_COVERAGE` of the text."""
-    counts: Counter[str] = Counter()
-    for word, count in words.items():
-        for character in word:
-            counts[character] += count
-    by_frequency = sorted(counts, key=lambda character: (-counts[character], character))
-    total = sum(counts.values())
-    covered = accumulate(counts[character] for character in by_frequency)
-    return {
-        character
-        for character, upto in zip(by_frequency, covered, strict=True)
-        if upto - counts[character] < CHARACTER_COVERAGE * total
+def train(kind: str, lines: Iterable[str], vocab_size: int, **settings: Any) -> Tokenizer:
+    """Learns a vocabulary from lines in this process. Arguments and errors as of `trainer`."""
+    learner = trainer(kind, vocab_size, **settings)
+    lines = iter(lines)
+    while chunk := list(islice(lines, _CHUNK_LINES)):
+        learner.add(learner.summarize(chunk))
+    return learner.finish()
+
+
+def from_file(
+    path: str | Path,
+    *,
+    special_tokens: Sequence[str] = SPECIAL_TOKENS,
+    lower_case: bool,
+    strip_accents: bool,
+    max_word_chars: int,
+) -> Tokenizer:
+    """The tokenizer of a vocabulary file; the settings are as for `trainer`.
+
+    A file whose name ends in `.model` is a SentencePiece model, any other a WordPiece vocabulary,
+    one token a line.
+
+    Raises:
+      UserError: the file is unreadable or not such a file, or the special tokens do not fit it.
+    """
+    from electra_jax.data.sentencepiece import SentencePiece
+    from electra_jax.data.wordpiece import WordPiece
+
+    settings = {
+        "special_tokens": special_tokens,
+        "lower_case": lower_case,
+        "strip_accents": strip_accents,
     }
+    if Path(path).suffix == ".model":
+        return SentencePiece.from_file(path, **settings)
+    return WordPiece.from_file(path, max_word_chars=max_word_chars, **settings)
 
 
-def _read_vocab(path: str | Path) -> list[str]:
+def load(directory: str | Path) -> Tokenizer:
+    """Reads what `Tokenizer.save` has written.
+
+    Raises:
+      UserError: a file is missing or damaged.
+    """
+    from electra_jax.data.sentencepiece import SentencePiece
+    from electra_jax.data.wordpiece import WordPiece
+
+    path = Path(directory, _SETTINGS_FILE)
     try:
-        text = Path(path).read_bytes().decode("utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: cannot read the vocabulary: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: the vocabulary is not UTF-8 at byte {error.start}") from error
-    # Only newlines end a token: `str.splitlines` would split at others that tokens may hold.
-    vocab = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-    for token in SPECIAL_TOKENS:
-        if token not in vocab:
+        settings = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not readable as tokenizer settings: {error}") from error
+    families = {family.family: family for family in (WordPiece, SentencePiece)}
+    found = settings.pop("family", None) if isinstance(settings, dict) else None
+    if not isinstance(found, str) or found not in families:
+        raise UserError(f"{path}: family is {found!r}; allowed: {', '.join(families)}")
+    family = families[found]
+    if settings.keys() != set(family.setting_names):
+        raise UserError(
+            f"{path}: found the settings {', '.join(settings)}; expected "
+            f"{', '.join(family.setting_names)}"
+        )
+    for name, value in settings.items():
+        _check_setting(f"{path}: {name}", name, value)
+    return family.from_file(Path(directory, family.vocab_file), **settings)
+
+
+def well_formed(line: str) -> str:
+    """`line` with question marks for lone surrogates, which cannot be tokenised. As long as it."""
+    return line.encode("utf-8", "replace").decode("utf-8")
+
+
+def _check_setting(where: str, name: str, value: Any) -> None:
+    is_allowed, allowed = _SETTINGS[name]
+    if not is_allowed(value):
+        raise UserError(f"{where} is {value!r}; allowed: {allowed}")
+
+
+def main() -> None:
+    """Print the tokens of each line of standard input."""
+    from electra_jax import cli
+
+    values = cli.parse(_flags(), __doc__)
+    tokenizer = _from_flags(values)
+    try:
+        for number, line in enumerate(sys.stdin.buffer, start=1):  # only "\n" ends a line here
+            try:
+                text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"standard input: line {number} is not UTF-8 at byte {error.start}"
+                ) from error
+            ids, tokens, offsets = tokenizer.encode_with_offsets(text)
+            shown = {"ids": ids, "tokens": tokens, "offsets": offsets}
+            print(json.dumps(shown), flush=True)
+    except BrokenPipeError:  # the reader has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _flags() -> flags.FlagValues:
+    values = flags.FlagValues()
+    flags.DEFINE_string("vocab", None, "vocabulary file or saved tokenizer", flag_values=values)
+    flags.DEFINE_bool("lower_case", False, "lower-case the text", flag_values=values)
+    flags.DEFINE_bool("strip_accents", False, "remove accents", flag_values=values)
+    flags.DEFINE_integer("max_word_chars", 200, "longest word", flag_values=values)
+    flags.DEFINE_list("special_tokens", [*SPECIAL_TOKENS], "their names", flag_values=values)
+    return values
+
+
+def _from_flags(values: flags.FlagValues) -> Tokenizer:
+    """The tokenizer that the command line asks for."""
+    if not values.vocab:
+        raise UserError("--vocab is missing; give a vocabulary file or a saved tokenizer")
+    settings = {name: values[name].value for name in _SETTINGS}
+    given = [name for name in _SETTINGS if values[name].present]
+    for name in given:
+        _check_setting(f"--{name}", name, settings[name])
+    if Path(values.vocab).is_dir():
+        if given:
             raise UserError(
-                f"{path}: the vocabulary lacks {token}; all of {SPECIAL_TOKENS} must be in"
+                f"--{given[0]} is given, but {values.vocab} has settings of its own; allowed: no "
+                "flags but --vocab"
             )
-    for token, count in Counter(vocab).items():
-        if count > 1:
-            raise UserError(
-                f"{path}: the vocabulary holds {token!r} {count} times; once is allowed"
-            )
-    return vocab
+        return load(values.vocab)
+    if settings["strip_accents"] and not settings["lower_case"]:
+        raise UserError("--strip_accents is given, which works only together with --lower_case")
+    if "max_word_chars" in given and values.vocab.endswith(".model"):
+        raise UserError(f"--max_word_chars is given, but has no meaning for {values.vocab}")
+    return from_file(values.vocab, **settings)
+
+
+if __name__ == "__main__":
+    # By its own name, because the families build on the module of that name, not on `__main__`.
+    from electra_jax import cli
+    from electra_jax.data import tokenizer
+
+    cli.run(tokenizer.main)

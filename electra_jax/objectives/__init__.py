@@ -30,6 +30,7 @@ def make_objective(config: ConfigDict, tokenizer: Tokenizer) -> Objective:
         vocab_size=tokenizer.vocab_size,
         mask_id=tokenizer.mask_id,
         unmaskable_ids=(tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id),
+        starts_word=() if config.masking.unit == "token" else tuple(tokenizer.starts_word.tolist()),
     )
     model = model_config(config, tokenizer.vocab_size)
     if config.objective == "mlm":

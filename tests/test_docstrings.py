@@ -1,0 +1,96 @@
+import warnings
+from pathlib import Path
+
+import pytest
+
+from electra_jax.data import docstrings as module
+from electra_jax.data.docstrings import docstrings, fingerprint
+from electra_jax.data.reader import documents
+from electra_jax.data.sources import parse
+
+MODULE = '''"""This module exists so that its docstrings can be read."""
+raise SystemExit("never executed")
+
+class Thing:
+    """A thing with a docstring that is long enough to keep.
+
+        Further text, indented.
+    The end.
+    """
+
+    async def method(self):
+        """Short."""
+        if self:
+            def inner():
+                "An inner function may be documented at some length as well."
+        x = """Not a docstring, although it is a string of some length in a body."""
+
+    match x:
+        case 1:
+            def cased(): "Even this definition, inside a case block, carries a docstring."
+
+def table():
+    """1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 is a table"""
+
+def again():
+    """This module exists so that its docstrings can be read."""
+
+def surrogate():
+    "This docstring ends in half of a character that is no text: \\ud800"
+'''
+
+
+@pytest.fixture
+def uncached():
+    docstrings.cache_clear()
+    yield
+    docstrings.cache_clear()
+
+
+def test_docstrings_are_parsed_filtered_and_unique(tmp_path, monkeypatch, uncached):
+    root = tmp_path / "site-packages"
+    package = root / "package"
+    package.mkdir(parents=True)
+    (package / "b.py").write_text(MODULE)
+    (package / "a.py").write_text('def bad syntax: """This is a template and not a module."""')
+    (package / "nul.py").write_bytes(b'"""This file has a zero byte and cannot be parsed."""\0')
+    (package / "escape.py").write_text(
+        r'"""Invalid escapes such as \d draw a warning from Python."""'
+    )
+    (root / "single.py").write_text('"""A module that is not part of any package at all."""')
+    # As installed packages lie below the standard library, which is walked, too.
+    monkeypatch.setattr(module, "_roots", lambda: [tmp_path, root])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = docstrings()
+    assert found == [
+        ("package", "This module exists so that its docstrings can be read."),
+        (
+            "package",
+            "A thing with a docstring that is long enough to keep.\n\n"
+            "    Further text, indented.\nThe end.",
+        ),
+        ("package", "An inner function may be documented at some length as well."),
+        ("package", "Even this definition, inside a case block, carries a docstring."),
+        ("package", r"Invalid escapes such as \d draw a warning from Python."),
+        ("single", "A module that is not part of any package at all."),
+    ]
+    assert list(documents(parse("docstrings")))[1] == [
+        "A thing with a docstring that is long enough to keep.",
+        "Further text, indented.",
+        "The end.",
+    ]
+
+
+def test_docstrings_leave_out_this_project():
+    repository = Path(module.__file__).parents[2]
+    assert module._python_files(repository / "electra_jax" / "data")
+    below_repository = module._python_files(repository)
+    assert not any(path.parts[0] == "electra_jax" for path in below_repository)
+
+
+def test_fingerprint_names_versions_of_others_only():
+    packages = fingerprint()["packages"]
+    assert any(package.startswith("numpy==") for package in packages)
+    assert not any(package.startswith("electra") for package in packages)

@@ -1,0 +1,192 @@
+"""The command `python -m electra_jax.data.tokenizer`."""
+
+import gzip
+import io
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from sentencepiece import SentencePieceTrainer
+from stdlib_text import stdlib_documents
+
+from electra_jax.data import tokenizer as tokenizers
+from electra_jax.data.tokenizer import SPECIAL_TOKENS
+from electra_jax.data.wordpiece import WordPiece
+from electra_jax.errors import UserError
+
+COMMAND = [sys.executable, "-m", "electra_jax.data.tokenizer"]
+ROOT = Path(__file__).parents[1]
+UNCASED = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
+VOCAB = [*SPECIAL_TOKENS, "it", "It", "rain", "##s", "é", "<", ">", "pad", "\u2028"]
+LINES = list(chain.from_iterable(stdlib_documents()))
+
+
+@pytest.fixture
+def vocab(tmp_path) -> Path:
+    path = tmp_path / "vocab.txt"
+    path.write_text("".join(f"{token}\n" for token in VOCAB), encoding="utf-8", newline="")
+    return path
+
+
+@pytest.fixture
+def run(monkeypatch, capsys) -> Callable[..., list[dict]]:
+    """Runs the command on some bytes; returns what it printed."""
+
+    def run(text: bytes, *arguments: str) -> list[dict]:
+        monkeypatch.setattr(sys, "argv", ["tokenizer", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), "ascii"))
+        tokenizers.main()
+        out = capsys.readouterr().out
+        assert out.isascii()
+        return [json.loads(line) for line in out.splitlines()]
+
+    return run
+
+
+def test_each_line_gives_one_object(run, vocab):
+    text = "It rains\r\n\n  It\u2028it\x0b\x85é \rrain\n\r\nrains".encode()
+    assert run(text, f"--vocab={vocab}") == [
+        {"ids": [6, 7, 8], "tokens": ["It", "rain", "##s"], "offsets": [[0, 2], [3, 7], [7, 8]]},
+        {"ids": [], "tokens": [], "offsets": []},
+        # \v and U+0085 are dropped as control characters, U+2028 splits, \r is white space
+        {
+            "ids": [6, 1, 7],
+            "tokens": ["It", "[UNK]", "rain"],
+            "offsets": [[2, 4], [5, 10], [12, 16]],
+        },
+        {"ids": [], "tokens": [], "offsets": []},
+        {"ids": [7, 8], "tokens": ["rain", "##s"], "offsets": [[0, 4], [4, 5]]},
+    ]
+    assert run(b"", f"--vocab={vocab}") == []
+
+
+def test_carriage_returns_before_newlines_do_not_count(run, tmp_path):
+    model = io.BytesIO()
+    SentencePieceTrainer.train(  # A model that keeps what others call white space.
+        sentence_iterator=iter(LINES),
+        model_writer=model,
+        vocab_size=400,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    path = tmp_path / "spm.model"
+    path.write_bytes(model.getvalue())
+    found, expected, kept = run(b"the\r\nthe\nthe\r\r\n", f"--vocab={path}")
+    assert found == expected
+    assert kept["tokens"] == [*expected["tokens"], "<0x0D>"]
+
+
+def test_settings_of_a_file_are_flags(run, vocab):
+    [[cased], [uncased], [short]] = [
+        run("It raiNs É".encode(), f"--vocab={vocab}", *flags)
+        for flags in (
+            [],
+            ["--lower_case", "--special_tokens=[PAD],[UNK],[CLS],[MASK],[SEP]"],
+            ["--lower_case", "--max_word_chars=4"],
+        )
+    ]
+    assert cased["tokens"] == ["It", "[UNK]", "[UNK]"]
+    assert uncased["tokens"] == ["it", "rain", "##s", "é"]
+    assert short["tokens"] == ["it", "[UNK]", "é"]
+    [named] = run(b"<pad>", f"--vocab={vocab}", "--special_tokens=[PAD],pad,[CLS],[SEP],[MASK]")
+    assert named["tokens"] == ["<", "pad", ">"]
+    assert run(b"a" * 201, f"--vocab={vocab}") == run(b"z" * 201, f"--vocab={vocab}")
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
+def test_a_saved_tokenizer_brings_its_settings(run, tmp_path, kind):
+    tokenizer = tokenizers.train(kind, LINES, 600, **UNCASED)
+    tokenizer.save(tmp_path / "saved")
+    line = "Return the CAFÉ \U0001f600"
+    [found] = run(line.encode(), f"--vocab={tmp_path / 'saved'}")
+    ids, tokens, offsets = tokenizer.encode_with_offsets(line)
+    assert found == {"ids": ids, "tokens": tokens, "offsets": [list(span) for span in offsets]}
+    with pytest.raises(UserError, match=r"^--lower_case is given, but .*saved has settings of its"):
+        run(b"", f"--vocab={tmp_path / 'saved'}", "--lower_case")
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        (b"", [], "--vocab is missing"),
+        (b"", ["--vocab=none.txt"], "none.txt: cannot read the vocabulary: No such file"),
+        (b"", ["--vocab=none.model"], "none.model: cannot read the model: No such file"),
+        (b"", ["--vocab=."], r"tokenizer_config\.json: not readable"),
+        (b"", ["--vocab={vocab}", "--strip_accents"], "--strip_accents .* only .* --lower_case"),
+        (b"", ["--vocab={vocab}", "--max_word_chars=0"], "--max_word_chars is 0; allowed: a num"),
+        (b"", ["--vocab={vocab}", "--special_tokens=a,b"], "--special_tokens is .*; allowed: five"),
+        (b"", ["--vocab=x.model", "--max_word_chars=9"], "--max_word_chars .* x.model"),
+        (b"", ["--vocab={vocab}", "--lowercase"], "no flag --lowercase; did you mean lower_case"),
+        (b"it\n\n\xff\n", ["--vocab={vocab}"], "standard input: line 3 is not UTF-8 at byte 0"),
+        (b"it \xed\xa0\x80", ["--vocab={vocab}"], "standard input: line 1 is not UTF-8 at byte 3"),
+    ],
+)
+def test_mistakes_are_named(run, vocab, tmp_path, monkeypatch, text, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message):
+        run(text, *[argument.format(vocab=vocab) for argument in arguments])
+
+
+def start(*arguments: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONIOENCODING": "ascii",
+            "PYTHONUNBUFFERED": "",
+        },
+    )
+
+
+def test_lines_are_answered_at_once_and_a_closed_pipe_is_no_error(vocab):
+    with start(f"--vocab={vocab}") as process:
+        for line, ids in ((b"It rains\n", [6, 7, 8]), (b"it\n", [5])):
+            process.stdin.write(line)
+            process.stdin.flush()
+            answered, _, _ = select.select([process.stdout], [], [], 60)
+            assert answered
+            assert json.loads(process.stdout.readline())["ids"] == ids
+        process.stdout.close()
+        process.stdin.write(b"it\n")
+        process.stdin.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 0
+
+
+def test_mistakes_end_with_code_2(vocab):
+    with start(f"--vocab={vocab}") as process:
+        _, errors = process.communicate(b"\xff")
+    assert errors == b"error: standard input: line 1 is not UTF-8 at byte 0\n"
+    assert process.returncode == 2
+
+
+def test_command_and_class_agree_with_the_reference(shared_data):
+    path = shared_data / "vocab/bert-base-uncased.vocab.txt"
+    with gzip.open(shared_data / "tokenizer_oracle/bert-base-uncased.jsonl.gz", "rt") as file:
+        # A line that holds newlines is several for the command.
+        records = [json.loads(line) for line in file]
+    records = [record for record in records if "\n" not in record["text"]]
+    assert len(records) > 700
+    with start(f"--vocab={path}", "--lower_case", "--strip_accents") as process:
+        out, errors = process.communicate(
+            "".join(f"{record['text']}\n" for record in records).encode()
+        )
+    assert (process.returncode, errors) == (0, b"")
+    tokenizer = WordPiece.from_file(path, **UNCASED)
+    for record, line in zip(records, out.splitlines(), strict=True):
+        ids, tokens, offsets = tokenizer.encode_with_offsets(record["text"])
+        found = json.loads(line)
+        assert found == {"ids": ids, "tokens": tokens, "offsets": [list(span) for span in offsets]}
+        assert found["ids"] == record["electra_ids"]

@@ -1,0 +1,199 @@
+import gzip
+import json
+from itertools import chain
+
+import pytest
+from stdlib_text import stdlib_documents
+
+from electra_jax.data import tokenizer as tokenizers
+from electra_jax.data import wordpiece
+from electra_jax.data.tokenizer import SPECIAL_TOKENS
+from electra_jax.data.wordpiece import WordPiece
+from electra_jax.errors import UserError
+
+SETTINGS = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
+CASED = {"lower_case": False, "strip_accents": True, "max_word_chars": 200}
+WORDS = [
+    "rain",
+    "##s",
+    "##ing",
+    "it",
+    "cafe",
+    "café",
+    "It",
+    "[",
+    "]",
+    "mask",
+    "中",
+    ",",
+    "a",
+    "##a",
+]
+VOCAB = [*SPECIAL_TOKENS, *WORDS]
+LINES = list(chain.from_iterable(stdlib_documents()))
+
+
+def tokens(tokenizer: WordPiece, line: str) -> list[str]:
+    [ids] = tokenizer.encode_batch([line])
+    return [tokenizer.vocab[i] for i in ids]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("It rains, raining", ["it", "rain", "##s", ",", "rain", "##ing"]),
+        ("CAFÉ cafe\u0301", ["cafe", "cafe"]),
+        ("it\u00a0it\tit\u3000it\u200bit", ["it", "it", "it", "[UNK]"]),
+        ("it中it", ["it", "中", "it"]),
+        ("rainy rain", ["[UNK]", "rain"]),
+        ("a" * 200, ["a", *["##a"] * 199]),
+        ("a" * 201, ["[UNK]"]),
+        ("[MASK]", ["[", "mask", "]"]),
+        ("[PAD]a", ["[", "[UNK]", "]", "a"]),
+        ("", []),
+        (" \u00ad\x00\ufffd ", []),
+    ],
+)
+def test_words_are_cut_as_in_electra(line, expected):
+    assert tokens(WordPiece(VOCAB, **SETTINGS), line) == expected
+
+
+def test_ids_are_line_numbers():
+    tokenizer = WordPiece(VOCAB, **SETTINGS)
+    assert tokenizer.encode_batch(["it rains", ""]) == [[8, 5, 6], []]
+    assert tokenizer.special_ids == (0, 1, 2, 3, 4)
+    assert tokenizer.vocab_size == len(VOCAB)
+    assert tokenizer.decode([2, 8, 5, 6, 3]) == "[CLS] it rains [SEP]"
+
+
+def test_words_start_with_pieces_that_have_no_prefix():
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "##mask"]
+    tokenizer = WordPiece([*names, *WORDS], special_tokens=names, **SETTINGS)
+    continuations = [tokenizer.vocab[i] for i in (~tokenizer.starts_word).nonzero()[0]]
+    assert continuations == ["##s", "##ing", "##a"]
+    assert tokens(tokenizer, "itmask") == ["[UNK]"]
+
+
+def test_accents_are_stripped_only_when_lower_casing():
+    assert tokens(WordPiece(VOCAB, **CASED), "It café") == ["It", "café"]
+    keep = {**SETTINGS, "strip_accents": False}
+    assert tokens(WordPiece(VOCAB, **keep), "It CAFÉ") == ["it", "café"]
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_vocab_file_line_number_is_the_id(tmp_path, newline):
+    path = tmp_path / "vocab.txt"
+    vocab = ["[PAD]", "a\u2028b", "\u3000", *SPECIAL_TOKENS[1:]]
+    path.write_text(newline.join(vocab), encoding="utf-8", newline="")
+    assert WordPiece.from_file(path, **SETTINGS).vocab == vocab
+    path.write_text(newline.join(vocab) + newline, encoding="utf-8", newline="")
+    assert WordPiece.from_file(path, **SETTINGS).vocab == vocab
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n", r"lacks \[MASK\]; all of \[PAD\], .* must be in"),
+        (b"", r"lacks \[PAD\]"),
+        ("\n".join([*VOCAB, "it"]).encode(), r"holds 'it' 2 times"),
+        (b"[PAD]\n\xff", r"not UTF-8 at byte 6"),
+        (None, r"cannot read"),
+    ],
+)
+def test_bad_vocab_file_is_named(tmp_path, content, message):
+    path = tmp_path / "vocab.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=rf"^{path}: .*{message}"):
+        WordPiece.from_file(path, **SETTINGS)
+
+
+def test_vocabulary_survives_saving(tmp_path):
+    saved = WordPiece([*VOCAB, "\u3000", "a\u2028b"], **CASED)
+    saved.save(tmp_path)
+    loaded = tokenizers.load(tmp_path)
+    assert loaded.vocab == saved.vocab
+    assert loaded.settings == {**CASED, "special_tokens": [*SPECIAL_TOKENS]}
+
+
+def test_rarest_characters_stay_out_of_a_trained_vocabulary():
+    lines = [*["the cat sat on the mat"] * 1000, "ᚠ rune"]
+    tokenizer = tokenizers.train("wordpiece", lines, 100, **SETTINGS)
+    assert "ᚠ" not in tokenizer.vocab
+    assert tokens(tokenizer, "ᚠ cat") == ["[UNK]", "cat"]
+
+
+def test_counts_of_a_large_corpus_are_scaled_down(monkeypatch):
+    monkeypatch.setattr(wordpiece, "CHARACTER_COVERAGE", 1)
+    expected = tokenizers.train("wordpiece", LINES * 2, 1000, **SETTINGS)
+    words = wordpiece.count_words(LINES, lower_case=True, strip_accents=True).total()
+    monkeypatch.setattr(wordpiece, "TRAIN_WORDS", 2 * words)
+    assert tokenizers.train("wordpiece", LINES * 10, 1000, **SETTINGS).hash == expected.hash
+
+
+def test_scaled_counts_are_rounded_up(monkeypatch):
+    lines = [*["common"] * 1000, *["twice"] * 2]
+    assert "twice" in tokenizers.train("wordpiece", lines, 100, **SETTINGS).vocab
+    monkeypatch.setattr(wordpiece, "TRAIN_WORDS", 10)
+    vocab = tokenizers.train("wordpiece", lines, 100, **SETTINGS).vocab
+    # What is seen once is not merged, but its characters are there.
+    assert {"common", "t", "##w"} <= set(vocab) and "twice" not in vocab
+
+
+def test_the_rarest_words_are_forgotten_when_there_are_too_many(monkeypatch):
+    monkeypatch.setattr(wordpiece, "MAX_WORDS", 4)
+    trainer = tokenizers.trainer("wordpiece", 100, **SETTINGS)
+    for lines in (["both both seldom first"], ["both last here too"], ["also here"], ["also"]):
+        trainer.add(trainer.summarize(lines))
+    vocab = set(trainer.finish().vocab)
+    assert {"both", "also"} <= vocab
+    # After the second chunk, the two most frequent words are left, "both" and "first".
+    assert {token for token in vocab if len(token) == 1} == {*"both", *"first", *"also", *"here"}
+
+
+# Lines where ELECTRA's tokenizer and Hugging Face's differ, by what is in them.
+SPECIAL_TOKENS_IN_TEXT = 1414
+LONG_WORDS = 1422
+
+
+@pytest.mark.parametrize(
+    ("oracle", "vocab", "lower_case", "strip_accents"),
+    [
+        ("bert-base-uncased", "bert-base-uncased", True, True),
+        ("bert-base-uncased.keep_accents", "bert-base-uncased", True, False),
+        ("bert-base-chinese", "bert-base-chinese", True, True),
+        ("koelectra-v1", "koelectra-v1", False, False),
+    ],
+)
+def test_ids_equal_the_reference_tokenizers(shared_data, oracle, vocab, lower_case, strip_accents):
+    with gzip.open(shared_data / f"tokenizer_oracle/{oracle}.jsonl.gz", "rt") as file:
+        records = [json.loads(line) for line in file]
+    assert len(records) == 722
+    lines = [record["text"] for record in records]
+
+    def make(max_word_chars: int) -> WordPiece:
+        return WordPiece.from_file(
+            shared_data / f"vocab/{vocab}.vocab.txt",
+            lower_case=lower_case,
+            strip_accents=strip_accents,
+            max_word_chars=max_word_chars,
+        )
+
+    def differing(max_word_chars: int, key: str) -> list[int]:
+        return [
+            record["i"]
+            for record, ids in zip(records, make(max_word_chars).encode_batch(lines), strict=True)
+            if ids != record.get(key, record["electra_ids"])
+        ]
+
+    assert differing(200, "electra_ids") == []
+    assert differing(100, "electra_ids") == [LONG_WORDS]
+    assert differing(100, "hf_ids") == [SPECIAL_TOKENS_IN_TEXT]
+
+    tokenizer = make(100)
+    for record in records:
+        ids, _, offsets = tokenizer.encode_with_offsets(record["text"])
+        assert [ids] == tokenizer.encode_batch([record["text"]])
+        if "hf_offsets" in record and record["i"] != SPECIAL_TOKENS_IN_TEXT:
+            assert [list(span) for span in offsets] == record["hf_offsets"], record["i"]
+    assert ("hf_offsets" in records[0]) == (oracle == "bert-base-uncased")
