@@ -124,7 +124,7 @@ def test_tokens_in_are_tokens_out_however_lines_are_cut(config, tmp_path, kind):
     [
         ("", 0.1, r"^data\.source: none of the 0 documents found holds any text"),
         ("\n \n\u3000\n", 0.1, r"^data\.source: none of the 0 documents found holds any text"),
-        ("just one", 0.5, r"^data\.held_out: 0\.5 puts none of the 1 documents into the \w+ split"),
+        ("a", 0.5, r"^data\.held_out: 0\.5 puts none of the 1 documents into the \w+ split"),
     ],
 )
 def test_too_little_text_is_refused_and_leaves_nothing(
@@ -138,6 +138,29 @@ def test_too_little_text_is_refused_and_leaves_nothing(
     with pytest.raises(UserError, match=message):
         prepare(config, QUIET)
     assert not (tmp_path / "stores").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "end"),
+    [
+        ("\n".join(f"one line {number}" for number in range(100)), 30),
+        (" ".join(["word"] * 50_000), 5_000),
+        ("水" * 1000, 100),
+    ],
+)
+def test_end_of_an_only_document_is_held_out(config, tmp_path, content, end):
+    path = tmp_path / "one.txt"
+    path.write_text(content)
+    vocab = tmp_path / "vocab.txt"
+    vocab.write_text("\n".join([*SPECIAL_TOKENS, "one", "line", "word", "水"]))
+    config.update(source=str(path), vocab=str(vocab))
+    store = prepare(config, QUIET)
+    counts = store.manifest["splits"]
+    assert [counts[split]["documents"] for split in counts] == [1, 1]
+    total = len(store.tokenizer.encode_batch([content])[0])
+    assert counts["train"]["tokens"] + counts["held_out"]["tokens"] == total
+    assert abs(counts["held_out"]["tokens"] - end) <= 1
+    assert store.manifest["read"]["divided"] == 0
 
 
 def test_formats_and_options_are_mixed(config, corpus, tmp_path):

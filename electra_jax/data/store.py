@@ -20,8 +20,9 @@ train split has two documents, ("it rains", "come in") and ("yes",), and each wo
 
 A document is held out if a hash of its text falls below the held-out fraction of the hash's range,
 so the split depends neither on order nor on the rest of the corpus, and two copies of a document
-are never on different sides. The documents of one entry of the source lie together, in the order
-of the entries; the manifest says how many there are of each.
+are never on different sides. A corpus of one document is divided: its end is held out. The
+documents of one entry of the source lie together, in the order of the entries; the manifest says
+how many there are of each.
 
 Flat arrays read at memory speed through mmap by any number of processes, hold 2 bytes a token, and
 fix neither length nor layout of the examples (`electra_jax.data.layout`). The manifest lists the
@@ -131,9 +132,12 @@ def _write_splits(
             if writer.num_tokens:
                 shards.append(writer.write_shard(len(shards)))
 
+    groups = iter(groups)
+    first = list(islice(groups, 2))
     encode = functools.partial(
-        _encode, place / "tokenizer", len(head["sources"]), held_out, on_error
+        _encode, place / "tokenizer", len(head["sources"]), held_out, on_error, len(first) == 1
     )
+    groups = chain(first, groups)
     messages = 0
     for encoded in map_in_order(encode, logged(islice(groups, num_groups, None), "tokenised", log)):
         num_groups += 1
@@ -196,18 +200,30 @@ class _Encoded:
 
 
 def _encode(
-    tokenizer_directory: Path, num_sources: int, held_out: float, on_error: str, group: Group
+    tokenizer_directory: Path,
+    num_sources: int,
+    held_out: float,
+    on_error: str,
+    is_all: bool,
+    group: Group,
 ) -> _Encoded:
-    """Tokenises the documents of a group. Runs in a worker process."""
+    """Tokenises the documents of a group, which may be all there is. Runs in a worker process."""
     tokenizer = _load_tokenizer(tokenizer_directory)
     documents = take_apart(group, on_error)
+    found = documents.found
+    if is_all and len(found) == 1 and sum(map(len, found[0][1])) > 1:
+        [(source, document)] = found
+        found = [(source, part) for part in _parted(document, held_out)]
+        splits = SPLITS
+    else:
+        splits = ["held_out" if _is_held_out(lines, held_out) else "train" for _, lines in found]
     counts = _no_counts(num_sources)
     counts["read"]["divided"] = documents.divided
     counts["dropped"] = dropped = documents.dropped
     ids = {split: [] for split in SPLITS}  # of the lines that have any
     sizes = {split: [] for split in SPLITS}  # of the documents
-    encoded = iter(tokenizer.encode_batch([line for _, lines in documents.found for line in lines]))
-    for source, document in documents.found:
+    encoded = iter(tokenizer.encode_batch([line for _, lines in found for line in lines]))
+    for (source, document), split in zip(found, splits, strict=True):
         lines = [ids for ids in islice(encoded, len(document)) if ids]
         characters = sum(map(len, document))
         counts["read"]["documents"] += 1
@@ -215,7 +231,6 @@ def _encode(
         if not lines:
             dropped["documents without tokens"] += 1
             continue
-        split = "held_out" if _is_held_out(document, held_out) else "train"
         ids[split] += lines
         sizes[split].append(sum(map(len, lines)))
         counts["splits"][split]["characters"] += characters
@@ -241,6 +256,17 @@ _load_tokenizer = functools.cache(tokenizers.load)
 def _is_held_out(document: Document, held_out: float) -> bool:
     digest = hashlib.blake2b("\n".join(document).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") < held_out * 2**32
+
+
+def _parted(document: Document, held_out: float) -> tuple[Document, Document]:
+    """All but the end of a document, and its end: some lines, or a part of the only one."""
+    if len(document) > 1:
+        end = max(1, round(len(document) * held_out))
+        return document[:-end], document[-end:]
+    [line] = document
+    cut = len(line) - max(1, round(len(line) * held_out))
+    cut = line.rfind(" ", 0, cut) + 1 or cut  # between words, where there are some
+    return [line[:cut]], [line[cut:]]
 
 
 def _dtype(vocab_size: int) -> type:
