@@ -4,7 +4,7 @@ VENV ?= .venv
 PIP = $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 CONFIG ?= configs/tiny.py
 
-.PHONY: pretrain test test-slow test-newest lint format benchmark clean
+.PHONY: pretrain test test-slow test-newest lint format benchmark benchmark-data clean
 
 pretrain: $(VENV)/installed  ## set up, then pre-train CONFIG on this machine
 	$(VENV)/bin/python -m electra_jax.main --config=$(CONFIG)
@@ -33,6 +33,9 @@ format: $(VENV)/installed
 benchmark: $(VENV)/installed  ## our step against PyTorch's, on the same data in one run
 	$(PIP) install torch==2.13.0 transformers==5.24.0
 	$(VENV)/bin/python benchmarks/step.py
+
+benchmark-data: $(VENV)/installed  ## text to tokens, memory, loader
+	$(VENV)/bin/python benchmarks/data.py
 
 $(VENV)/installed: requirements.lock setup.py
 	$(PYTHON) -m venv $(VENV)
