@@ -66,6 +66,19 @@ def test_each_line_gives_one_object(run, vocab):
     assert run(b"", f"--vocab={vocab}") == []
 
 
+def test_special_tokens_are_kept_on_request_only(run, vocab):
+    text, flags = b"It [MASK]rains", [f"--vocab={vocab}", "--keep_special_tokens"]
+    assert run(text, *flags) == [
+        {
+            "ids": [6, 4, 7, 8],
+            "tokens": ["It", "[MASK]", "rain", "##s"],
+            "offsets": [[0, 2], [3, 9], [9, 13], [13, 14]],
+        }
+    ]
+    [without] = run(text, flags[0])
+    assert 4 not in without["ids"]
+
+
 def test_carriage_returns_before_newlines_do_not_count(run, tmp_path):
     model = io.BytesIO()
     SentencePieceTrainer.train(  # A model that keeps what others call white space.

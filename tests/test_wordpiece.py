@@ -7,7 +7,7 @@ from stdlib_text import stdlib_documents
 
 from electra_jax.data import tokenizer as tokenizers
 from electra_jax.data import wordpiece
-from electra_jax.data.tokenizer import SPECIAL_TOKENS
+from electra_jax.data.tokenizer import SPECIAL_TOKENS, encode_with_special_tokens
 from electra_jax.data.wordpiece import WordPiece
 from electra_jax.errors import UserError
 
@@ -195,5 +195,9 @@ def test_ids_equal_the_reference_tokenizers(shared_data, oracle, vocab, lower_ca
         ids, _, offsets = tokenizer.encode_with_offsets(record["text"])
         assert [ids] == tokenizer.encode_batch([record["text"]])
         if "hf_offsets" in record and record["i"] != SPECIAL_TOKENS_IN_TEXT:
+            assert [list(span) for span in offsets] == record["hf_offsets"], record["i"]
+        ids, _, offsets = encode_with_special_tokens(tokenizer, record["text"])
+        assert ids == record.get("hf_ids", record["electra_ids"]), record["i"]
+        if "hf_offsets" in record:
             assert [list(span) for span in offsets] == record["hf_offsets"], record["i"]
     assert ("hf_offsets" in records[0]) == (oracle == "bert-base-uncased")

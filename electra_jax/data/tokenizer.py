@@ -14,14 +14,18 @@ each, without [CLS] and [SEP]; offsets are ranges of characters in the line:
     --strip_accents        remove accents; only together with --lower_case
     --max_word_chars=200   longer words become [UNK]; WordPiece only
     --special_tokens=...   names of padding, unknown, start, end and mask token, with commas
+    --keep_special_tokens  those that are typed in the text stay whole, as in Hugging Face's
+                           tokenizers; otherwise they are text like any other
 """
 
 import hashlib
 import json
 import os
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -262,6 +266,27 @@ def load(directory: str | Path) -> Tokenizer:
     return family.from_file(Path(directory, family.vocab_file), **settings)
 
 
+def encode_with_special_tokens(
+    tokenizer: Tokenizer, line: str
+) -> tuple[list[int], list[str], list[tuple[int, int]]]:
+    """As `Tokenizer.encode_with_offsets`, but special tokens typed in the line are what they say.
+
+    For text that is trusted, such as a sentence with a `[MASK]` to be filled.
+    """
+    names = [tokenizer.vocab[i] for i in tokenizer.special_ids]
+    ids, tokens, offsets, start = [], [], [], 0
+    for part in re.split(f"({'|'.join(map(re.escape, names))})", line):
+        if part in names:
+            found = [tokenizer.vocab.index(part)], [part], [(0, len(part))]
+        else:
+            found = tokenizer.encode_with_offsets(part)
+        ids += found[0]
+        tokens += found[1]
+        offsets += [(start + begin, start + end) for begin, end in found[2]]
+        start += len(part)
+    return ids, tokens, offsets
+
+
 def well_formed(line: str) -> str:
     """`line` with question marks for lone surrogates, which cannot be tokenised. As long as it."""
     return line.encode("utf-8", "replace").decode("utf-8")
@@ -279,6 +304,9 @@ def main() -> None:
 
     values = cli.parse(_flags(), __doc__)
     tokenizer = _from_flags(values)
+    encode = tokenizer.encode_with_offsets
+    if values.keep_special_tokens:
+        encode = partial(encode_with_special_tokens, tokenizer)
     try:
         for number, line in enumerate(sys.stdin.buffer, start=1):  # only "\n" ends a line here
             try:
@@ -287,7 +315,7 @@ def main() -> None:
                 raise UserError(
                     f"standard input: line {number} is not UTF-8 at byte {error.start}"
                 ) from error
-            ids, tokens, offsets = tokenizer.encode_with_offsets(text)
+            ids, tokens, offsets = encode(text)
             shown = {"ids": ids, "tokens": tokens, "offsets": offsets}
             print(json.dumps(shown), flush=True)
     except BrokenPipeError:  # the reader has seen enough, as `head` does
@@ -301,6 +329,9 @@ def _flags() -> flags.FlagValues:
     flags.DEFINE_bool("strip_accents", False, "remove accents", flag_values=values)
     flags.DEFINE_integer("max_word_chars", 200, "longest word", flag_values=values)
     flags.DEFINE_list("special_tokens", [*SPECIAL_TOKENS], "their names", flag_values=values)
+    flags.DEFINE_bool(
+        "keep_special_tokens", False, "where they are typed in the text", flag_values=values
+    )
     return values
 
 
