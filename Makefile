@@ -4,7 +4,7 @@ VENV ?= .venv
 PIP = $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 CONFIG ?= configs/tiny.py
 
-.PHONY: pretrain test test-slow test-newest lint format benchmark benchmark-data clean
+.PHONY: pretrain test test-slow soak test-newest lint format benchmark benchmark-data clean
 
 pretrain: $(VENV)/installed  ## set up, then pre-train CONFIG on this machine
 	$(VENV)/bin/python -m electra_jax.main --config=$(CONFIG)
@@ -14,6 +14,9 @@ test: $(VENV)/installed  ## set up, then run the tests
 
 test-slow: $(VENV)/installed  ## the tests that take minutes
 	$(VENV)/bin/python -m pytest -m slow
+
+soak: $(VENV)/installed  ## a run killed 20 times and stopped 10 times, against one that is not
+	$(VENV)/bin/python tests/soak.py
 
 # The tests on the newest releases that PYTHON can install, in an environment of their own.
 test-newest:
@@ -36,6 +39,11 @@ benchmark: $(VENV)/installed  ## our step against PyTorch's, on the same data in
 
 benchmark-data: $(VENV)/installed  ## text to tokens, memory, loader
 	$(VENV)/bin/python benchmarks/data.py
+
+# libtpu stays out of VENV: where it is installed, JAX looks for TPUs and complains of none.
+tpu-table: $(VENV)/installed  ## do the recipes fit TPUs? compiles for them, without one
+	$(PIP) install --no-deps --upgrade --target build/libtpu "libtpu==0.0.42.*"
+	PYTHONPATH=build/libtpu $(VENV)/bin/python benchmarks/tpu_table.py
 
 $(VENV)/installed: requirements.lock setup.py
 	$(PYTHON) -m venv $(VENV)

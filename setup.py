@@ -4,7 +4,7 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-TEST = ["beartype", "pytest", "ruff", "safetensors"]
+TEST = ["beartype", "pytest", "pyyaml", "ruff", "safetensors"]
 
 setup(
     name="electra_jax",

@@ -1,19 +1,44 @@
-"""Checkpoints: Orbax behind three verbs, `save`, `restore` and `latest_step`.
+"""Checkpoints: Orbax behind two verbs, `save` and `restore_newest`.
 
-Saving is asynchronous and atomic: what lies under a step's number is whole. A checkpoint holds the
-train state and the hash of the token store it was trained on; the run's configuration and tokenizer
-lie beside the checkpoints in the run directory.
+Saving is asynchronous and atomic: what lies under a step's number was whole when it was written. A
+checkpoint holds the train state, the hash of the token store it was trained on, and how far the
+metrics are; the run's configuration and tokenizer lie beside the checkpoints in the run directory.
 """
 
+import contextlib
+import dataclasses
+import errno
+import itertools
 import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as preservation
 
 from electra_jax.config import BEST_METRICS
 from electra_jax.errors import UserError
 from electra_jax.step import TrainState
+
+# How TensorStore tells what the operating system said.
+SYSTEM_ERROR = re.compile(r"os_error_code='(\d+)'")
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """What a checkpoint holds.
+
+    Attributes:
+      progress: what was saved with the state, plain JSON.
+    """
+
+    step: int
+    state: TrainState
+    progress: dict
 
 
 class Checkpoints:
@@ -36,9 +61,10 @@ class Checkpoints:
             policies.append(
                 preservation.BestN(get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False)
             )
+        self.directory = directory.absolute()
         self.store_hash = store_hash
         self.manager = ocp.CheckpointManager(
-            directory.absolute(),
+            self.directory,
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=preservation.AnyPreservationPolicy(policies),
                 best_fn=score if keep_best else None,  # or else Orbax does not store metrics
@@ -49,37 +75,107 @@ class Checkpoints:
         return self
 
     def __exit__(self, *exception) -> None:
-        self.manager.close()
+        with self._system_errors():
+            self.manager.close()
 
     def latest_step(self) -> int | None:
-        """The newest whole checkpoint, or None."""
+        """The newest checkpoint, be it on its way to the disk, or None."""
         return self.manager.latest_step()
 
-    def save(self, step: int, state: TrainState, metrics: dict[str, float]) -> None:
-        """Start to save; returns when `state` may change again."""
-        self.manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(state),
-                provenance=ocp.args.JsonSave({"store_hash": self.store_hash}),
-            ),
-            metrics=metrics,
-        )
+    def save(self, step: int, state: TrainState, metrics: dict[str, float], progress: dict) -> None:
+        """Start to save; returns when `state` may change again.
 
-    def restore(self, step: int, abstract_state: TrainState) -> TrainState:
-        """The state of `step`, laid out as `abstract_state` says.
+        Args:
+          metrics: of the evaluation at this step, if there was one.
+          progress: comes back with the state; plain JSON.
 
         Raises:
-          UserError: the checkpoint was trained on another token store.
+          OSError: the disk is full or the like, now or while the checkpoint before was written.
+            Older checkpoints are as they were.
         """
+        # Known beforehand, it is one line. Orbax has a traceback for each array it was writing.
+        size = sum(x.nbytes for x in jax.tree.leaves(state))
+        if shutil.disk_usage(self.directory).free < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
+        with self._system_errors():
+            self.manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state),
+                    provenance=ocp.args.JsonSave({"store_hash": self.store_hash}),
+                    progress=ocp.args.JsonSave(progress),
+                ),
+                metrics=metrics,
+            )
+
+    def restore_newest(
+        self, abstract_state: TrainState, log: Callable[[str], None]
+    ) -> Restored | None:
+        """The newest checkpoint that can be read, or None where there is none at all.
+
+        Those after it are renamed, so that they are out of the way of those to come. With several
+        processes there is no such choice, because each would have to make the same.
+
+        Args:
+          abstract_state: shapes, dtypes and shardings of what is returned.
+          log: receives a line about every checkpoint that cannot be read.
+
+        Raises:
+          UserError: a checkpoint was trained on another token store, or none can be read.
+        """
+        damaged = []
+        for step in sorted(self.manager.all_steps(), reverse=True):
+            try:
+                restored = self._restore(step, abstract_state)
+            except UserError:
+                raise
+            except Exception as error:  # Orbax has no class of its own for what it cannot read
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                log(f"warning: {self.directory / str(step)} cannot be read: {reason}")
+                damaged.append(step)
+                if jax.process_count() > 1:
+                    break
+                continue
+            for other in damaged:
+                self._set_aside(other, log)
+            return restored
+        if damaged:
+            raise UserError(
+                f"{self.directory}: no checkpoint can be read, of the steps "
+                f"{', '.join(map(str, damaged))}; the reasons are above. Move away those that are "
+                "damaged to go on without them, or use another --workdir"
+            )
+        return None
+
+    def _restore(self, step: int, abstract_state: TrainState) -> Restored:
         provenance = self._read(step, "provenance", ocp.args.JsonRestore())
         if provenance["store_hash"] != self.store_hash:
             raise UserError(
-                f"{self.manager.directory / str(step)} was trained on the token store "
+                f"{self.directory / str(step)} was trained on the token store "
                 f"{provenance['store_hash'][:12]}, but config.data gives the store "
                 f"{self.store_hash[:12]}; use another --workdir"
             )
-        return self._read(step, "state", ocp.args.StandardRestore(abstract_state))
+        progress = self._read(step, "progress", ocp.args.JsonRestore())
+        state = self._read(step, "state", ocp.args.StandardRestore(abstract_state))
+        return Restored(step, state, progress)
 
     def _read(self, step: int, item: str, args: ocp.args.CheckpointArgs):
         return self.manager.restore(step, args=ocp.args.Composite(**{item: args}))[item]
+
+    def _set_aside(self, step: int, log: Callable[[str], None]) -> None:
+        names = (self.directory / f"{step}.damaged.{number}" for number in itertools.count(1))
+        aside = next(path for path in names if not path.exists())
+        (self.directory / str(step)).rename(aside)
+        self.manager.reload()
+        log(f"warning: {self.directory / str(step)} is now {aside.name}, and of no further use")
+
+    @contextlib.contextmanager
+    def _system_errors(self) -> Iterator[None]:
+        """Turns what TensorStore raises when the system refuses to write into an OSError."""
+        try:
+            yield
+        except ValueError as error:
+            if code := SYSTEM_ERROR.search(str(error)):
+                number = int(code[1])
+                raise OSError(number, os.strerror(number), str(self.directory)) from error
+            raise

@@ -1,7 +1,10 @@
 """What all commands share: the command line, and mistakes said in one line with an exit code."""
 
 import difflib
+import errno
+import logging
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -13,6 +16,10 @@ from ml_collections import ConfigDict, config_flags
 
 from electra_jax.config import flatten, get_config
 from electra_jax.errors import UserError
+from electra_jax.interruption import EXIT_CODE, Stopped, exit_now
+
+# What a full disk, a quota, a limit, a read-only file system and missing permission are called.
+CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
 
 RECIPE = re.compile(r"--?config=([^:]+)")
 OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
@@ -21,18 +28,33 @@ OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 def run(main: Callable[[], None]) -> NoReturn:
     """Call `main` and exit.
 
-    Exit codes: 0 done; 1 training diverged; 2 a mistake in configuration, data or flags; 130
-    interrupted from the keyboard. Each is said in one line on standard error. Anything else is a
-    fault of ours and keeps its traceback.
+    Exit codes: 0 done; 1 training diverged; 2 a mistake in configuration, data or flags, or a disk
+    that cannot be written to; 42 stopped by SIGTERM or, in training, SIGINT, to go on when started
+    again; 130 interrupted from the keyboard. Each is said in one line on standard error. Anything
+    else is a fault of ours and keeps its traceback.
     """
+    # Until training is in charge of its signals, there is nothing that could be lost.
+    before = signal.signal(signal.SIGTERM, lambda number, frame: exit_now("SIGTERM"))
     try:
         main()
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        sys.exit(EXIT_CODE)
     except FloatingPointError as error:
         fail(1, error)
     except UserError as error:
         fail(2, error)
+    except OSError as error:
+        if error.errno not in CANNOT_WRITE:
+            raise
+        # Whatever else was being written fails, too, and would be told of after the last line.
+        logging.getLogger("asyncio").disabled = True
+        place = error.filename or "writing a file"
+        fail(2, f"{place}: {error.strerror}; once mended, the same command goes on")
     except KeyboardInterrupt:
         fail(130, "interrupted; run the same command again to go on")
+    finally:
+        signal.signal(signal.SIGTERM, before)
     sys.exit(0)
 
 

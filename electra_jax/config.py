@@ -93,9 +93,12 @@ def get_config() -> ConfigDict:
     parallel.data = -1  # devices along each mesh axis; -1: all that the others leave
     parallel.fsdp = 1
     parallel.tensor = 1
+    parallel.shard_optimizer = False  # split the optimiser's moments over data, too (ZeRO-1)
 
     config.log_every_steps = 100
     config.eval_every_steps = 10_000  # on all held-out rows; the last step is always evaluated
+    config.max_skipped_updates = 0  # in a row, where a loss or gradient is not finite; then stop
+    config.resume = "same"  # same | changed: go on with a configuration that is not the run's own
 
     config.checkpoint = checkpoint = ConfigDict()
     checkpoint.every_steps = 1000  # the last step is always saved
@@ -190,6 +193,8 @@ CHECKS: dict[str, Check] = {
     "parallel.tensor": COUNT,
     "log_every_steps": COUNT,
     "eval_every_steps": COUNT,
+    "max_skipped_updates": NOT_NEGATIVE,
+    "resume": one_of("same", "changed"),
     "checkpoint.every_steps": COUNT,
     "checkpoint.keep": COUNT,
     "checkpoint.keep_best": one_of("", *BEST_METRICS),
@@ -291,6 +296,11 @@ def clashes(config: ConfigDict, num_devices: int) -> Iterator[str]:
         yield (
             "config.parallel.api = 'pmap' is data parallel only: it needs config.parallel.fsdp = 1 "
             f"and config.parallel.tensor = 1, found {parallel.fsdp} and {parallel.tensor}"
+        )
+    if parallel.api == "pmap" and parallel.shard_optimizer:
+        yield (
+            "config.parallel.shard_optimizer is True, but config.parallel.api = 'pmap' keeps whole "
+            "moments on every device; allowed: False, or config.parallel.api = 'jit'"
         )
     shards = num_devices // parallel.tensor * config.num_microbatches
     if config.batch_size % shards:

@@ -28,14 +28,16 @@ def main() -> None:
 
     from absl import flags
 
-    from electra_jax import cli
+    from electra_jax import cli, processes
     from electra_jax.train import train_and_evaluate
 
     values = cli.recipe_flags()
     workdir = flags.DEFINE_string(
         "workdir", None, "run directory; default: runs/NAME_OF_RECIPE", flag_values=values
     )
+    processes.process_flags(values)
     config, recipe = cli.parse_with_recipe(values, __doc__)
+    processes.join(values.coordinator, values.num_processes, values.process_id)
     train_and_evaluate(config, Path(workdir.value or f"runs/{recipe.stem}"))
 
 

@@ -2,21 +2,26 @@
 
 The mesh has three axes. `data` splits the batch and repeats the parameters; `fsdp` splits the batch
 and the parameters; `tensor` splits heads, feed-forward width and the parameters that belong to
-them. Which axis of a parameter is split is read from `RULES` by its path; XLA adds the collectives.
+them. Which axis of a parameter is split is read from `RULES` by its path. The collectives over
+`data` and `fsdp` are written down in `on_own_rows`; XLA adds those over `tensor`.
 
 `jax.pmap` is the other carrier of the same step: data parallel only, written per device.
 """
 
 import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Callable
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
 from ml_collections import ConfigDict
 
+from electra_jax.errors import UserError
 from electra_jax.modeling.electra import Params, path_name
 from electra_jax.objectives import Objective
 from electra_jax.objectives.mlm import Batch, Sums
@@ -42,41 +47,133 @@ RULES: tuple[tuple[str, PartitionSpec], ...] = (
     (r"^step$", P()),
 )
 
-BATCH = P(("data", "fsdp"))
+ROWS = ("data", "fsdp")  # mesh axes that split the batch
+BATCH = P(ROWS)
 
 
 def make_mesh(parallel: ConfigDict, devices: list[jax.Device] | None = None) -> Mesh:
-    """The `(data, fsdp, tensor)` mesh; -1 for `data` takes all devices that are left."""
+    """The `(data, fsdp, tensor)` mesh; -1 for `data` takes all devices that are left.
+
+    Neighbours in the mesh are neighbours in the TPU's network. Where there are several slices,
+    `data` alone goes across them.
+
+    Raises:
+      UserError: the slices do not divide `data`.
+    """
     devices = devices or jax.devices()
-    data = parallel.data
-    if data == -1:
-        data = len(devices) // (parallel.fsdp * parallel.tensor)
-    return jax.make_mesh(
-        (data, parallel.fsdp, parallel.tensor),
-        ("data", "fsdp", "tensor"),
-        axis_types=(AxisType.Auto,) * 3,
-        devices=devices,
-    )
+    fsdp, tensor = parallel.fsdp, parallel.tensor
+    data = len(devices) // (fsdp * tensor) if parallel.data == -1 else parallel.data
+    # On a GPU a slice is a host, and any axis may go across.
+    is_tpu = devices[0].platform == "tpu"
+    slices = len({getattr(device, "slice_index", 0) for device in devices}) if is_tpu else 1
+    if data % slices:
+        raise UserError(
+            f"config.parallel.data is {data}; allowed: a multiple of the number of slices, {slices}"
+        )
+    if slices == 1:
+        place = mesh_utils.create_device_mesh
+    else:
+        place = functools.partial(
+            mesh_utils.create_hybrid_device_mesh, dcn_mesh_shape=(slices, 1, 1)
+        )
+    placed = place((data // slices, fsdp, tensor), devices=devices, allow_split_physical_axes=True)
+    return Mesh(placed, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
 
 
-def partition_spec(name: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-    """How the array `name` is split; raises KeyError where no rule matches."""
+def partition_spec(
+    name: str, shape: tuple[int, ...], mesh: Mesh, shard_optimizer: bool = False
+) -> PartitionSpec:
+    """How the array `name` is split; raises KeyError where no rule matches.
+
+    Args:
+      shard_optimizer: split moments over `data`, too: ZeRO-1 (Rajbhandari et al., SC 2020).
+    """
     spec = next((spec for pattern, spec in RULES if re.search(pattern, name)), None)
     if spec is None:
         raise KeyError(f"no sharding rule for {name}")
-    return P(
-        *(
-            axis if axis and size % mesh.shape[axis] == 0 else None
-            for axis, size in zip(spec, shape, strict=False)
-        )
-    )
+    divides = lambda axis, size: size % mesh.shape[axis] == 0  # noqa: E731
+    axes = [
+        axis if axis and divides(axis, size) else None
+        for axis, size in itertools.zip_longest(spec, shape)
+    ]
+    if shard_optimizer and name.startswith("opt_state/"):
+        whole = [
+            i
+            for i, (axis, size) in enumerate(zip(axes, shape, strict=True))
+            if (axis is None or mesh.shape[axis] == 1) and divides("data", size)
+        ]
+        if whole:
+            axes[max(whole, key=lambda i: shape[i])] = "data"
+    return P(*axes)
 
 
-def shardings(tree: TrainState | Params, mesh: Mesh) -> TrainState | Params:
+def shardings(
+    tree: TrainState | Params, mesh: Mesh, shard_optimizer: bool = False
+) -> TrainState | Params:
     """A tree of `NamedSharding`s for a state, or for parameters alone."""
-    return jax.tree.map_with_path(
-        lambda path, x: NamedSharding(mesh, partition_spec(path_name(path), x.shape, mesh)), tree
+
+    def sharding(path: tuple, x: jax.ShapeDtypeStruct | Array) -> NamedSharding:
+        return NamedSharding(mesh, partition_spec(path_name(path), x.shape, mesh, shard_optimizer))
+
+    return jax.tree.map_with_path(sharding, tree)
+
+
+def on_own_rows(objective: Objective, stored: Params, scattered: Params) -> Objective:
+    """`objective`, with sums that every device takes over its own rows.
+
+    The devices along `data` and `fsdp` meet three times, all in the compute dtype: parameters are
+    gathered before use, all at once; their gradients are added up and scattered after it; and the
+    sums are added up. Left to itself, XLA splits the activations as it finds the parameters split,
+    and exchanges them in every layer. Every device's rows draw a dropout of their own.
+
+    Args:
+      stored: a `NamedSharding` for each parameter.
+      scattered: likewise, for its gradient.
+    """
+    dtype = objective.model.generator.dtype
+    mesh = jax.tree.leaves(stored)[0].mesh
+    stored_specs, scattered_specs = (
+        jax.tree.map(lambda x: P(*(axis if axis in ROWS else None for axis in x.spec)), tree)
+        for tree in (stored, scattered)
     )
+
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+    def gather(part: Array, x: Array, part_spec: PartitionSpec, spec: PartitionSpec) -> Array:
+        """The whole of `x`. The gradient of `part`, the same in another layout, is that of `x`."""
+        x = jax.lax.pcast(x.astype(dtype), tuple(a for a in ROWS if a not in spec), to="varying")
+        for axis in set(spec) - {None}:
+            x = jax.lax.all_gather(x, axis, axis=tuple(spec).index(axis), tiled=True)
+        return x
+
+    def scatter(part_spec: PartitionSpec, spec: PartitionSpec, _: None, gradient: Array):
+        for axis in reversed(ROWS):  # what is added over `data` is then a part already
+            if axis in part_spec:
+                place = tuple(part_spec).index(axis)
+                gradient = jax.lax.psum_scatter(gradient, axis, scatter_dimension=place, tiled=True)
+            else:
+                gradient = jax.lax.psum(gradient, axis)
+        return gradient.astype("float32"), None
+
+    gather.defvjp(lambda *arguments: (gather(*arguments), None), scatter)
+
+    class OnOwnRows(type(objective)):
+        def sums(self, params, batch, masked, key, dropout_key, evaluation):
+            def sums_of_own_rows(parts, params, batch, masked, key, dropout_key):
+                params = jax.tree.map(gather, parts, params, scattered_specs, stored_specs)
+                if dropout_key is not None:
+                    dropout_key = jax.random.fold_in(dropout_key, jax.lax.axis_index(ROWS))
+                sums = objective.sums(params, batch, masked, key, dropout_key, evaluation)
+                return jax.lax.psum(sums, ROWS)
+
+            return jax.shard_map(
+                sums_of_own_rows,
+                mesh=mesh,
+                in_specs=(scattered_specs, stored_specs, BATCH, BATCH, P(), P()),
+                out_specs=P(),
+                axis_names={*ROWS},
+            )(params, jax.lax.stop_gradient(params), batch, masked, key, dropout_key)
+
+    return OnOwnRows(**vars(objective))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +185,8 @@ class Program:
       init: makes the state of step 0 in place.
       train_step: (state, placed batch) to (state, sums). Its input state is consumed.
       eval_step: (params, placed batch) to sums.
-      place: this host's rows of a batch to arrays on the devices.
+      place: this process's rows of a batch to arrays on the devices.
+      share: which rows of a batch these are: (i, n) stands for the i-th of n equal parts.
     """
 
     abstract_state: TrainState
@@ -96,6 +194,7 @@ class Program:
     train_step: Callable[[TrainState, Batch], tuple[TrainState, Sums]]
     eval_step: Callable[[Params, Batch], Sums]
     place: Callable[[dict[str, np.ndarray]], Batch]
+    share: tuple[int, int]
 
 
 def make_program(
@@ -105,6 +204,7 @@ def make_program(
     seed: int,
     num_microbatches: int = 1,
     api: str = "jit",
+    shard_optimizer: bool = False,
 ) -> Program:
     """Compile-ready functions for `mesh`, carried by `jax.jit` or by `jax.pmap`."""
     init = functools.partial(init_state, objective, optimizer, seed)
@@ -117,7 +217,10 @@ def make_program(
         layout = jax.tree.map(lambda _: everywhere, state)
     else:
         rows, everywhere = NamedSharding(mesh, BATCH), NamedSharding(mesh, P())
-        layout = shardings(state, mesh)
+        layout = shardings(state, mesh, shard_optimizer)
+        if mesh.shape["data"] * mesh.shape["fsdp"] > 1:
+            moments = layout.opt_state[1]["mu"]
+            objective = on_own_rows(objective, layout.params, moments)
     train = functools.partial(
         train_step,
         objective=objective,
@@ -152,7 +255,32 @@ def make_program(
         train_step=train,
         eval_step=evaluate,
         place=functools.partial(place, sharding=rows, per_device=api == "pmap"),
+        share=share_of_rows(rows),
     )
+
+
+def share_of_rows(sharding: NamedSharding) -> tuple[int, int]:
+    """The part of a batch that the devices of this process hold: (i, n) for the i-th of n.
+
+    Processes that `tensor` goes across hold the same rows.
+
+    Raises:
+      UserError: the rows of this process do not lie together.
+    """
+    num_rows = sharding.mesh.size  # of a batch that every mesh divides
+    held = {
+        row
+        for (rows,) in sharding.addressable_devices_indices_map((num_rows,)).values()
+        for row in range(*rows.indices(num_rows))
+    }
+    index, rest = divmod(min(held), len(held))
+    if rest or num_rows % len(held) or max(held) - min(held) + 1 != len(held):
+        raise UserError(
+            "config.parallel gives a process rows that do not lie together in the batch; allowed: "
+            "config.parallel.fsdp times config.parallel.tensor that divides the devices of a "
+            "process, or is a multiple of them"
+        )
+    return index, num_rows // len(held)
 
 
 def place(batch: dict[str, np.ndarray], sharding: NamedSharding, per_device: bool) -> Batch:
@@ -165,4 +293,9 @@ def place(batch: dict[str, np.ndarray], sharding: NamedSharding, per_device: boo
     if per_device:
         local = len(sharding.addressable_devices)
         batch = {name: x.reshape(local, -1, *x.shape[1:]) for name, x in batch.items()}
-    return {name: jax.make_array_from_process_local_data(sharding, x) for name, x in batch.items()}
+    with jax.transfer_guard(
+        "allow"
+    ):  # With several processes, JAX calls this an implicit transfer.
+        return {
+            name: jax.make_array_from_process_local_data(sharding, x) for name, x in batch.items()
+        }

@@ -14,9 +14,11 @@ import numpy as np
 
 from electra_jax import metrics
 from electra_jax.objectives.mlm import Sums
-from electra_jax.writer import MetricWriter
+
+HostBatch = dict[str, np.ndarray]
 
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+SLOW_INPUT = 0.2  # share of a window's time from which on a person is told
 SHOWN = {  # metric to its name on the console
     "loss": "loss",
     "mlm_loss": "mlm",
@@ -36,8 +38,10 @@ class Progress:
       loss_terms: weights that make up the total loss.
       peak: tokens per second at an MFU of 1, or None where that is not known.
       compilations: seconds of each compilation so far; grows, see `compilations`.
-      writer: receives every window and evaluation.
+      write: receives step and metrics of every window and evaluation.
       log: prints a line.
+      max_skipped: updates in a row that may be skipped because they are not finite.
+      saved: what `to_save` has returned before the run was interrupted.
     """
 
     def __init__(
@@ -46,19 +50,45 @@ class Progress:
         loss_terms: dict[str, float],
         peak: float | None,
         compilations: list[float],
-        writer: MetricWriter,
+        write: Callable[[int, dict[str, float]], None],
         log: Callable[[str], None],
+        max_skipped: int = 0,
+        saved: dict | None = None,
     ):
         self.num_steps = num_steps
         self.loss_terms = loss_terms
         self.peak = peak
         self.compilations = compilations
-        self.writer = writer
+        self.write = write
         self.log = log
+        self.max_skipped = max_skipped
         self.window: list[tuple[int, Sums]] = []
         self.due: list[tuple[int, Sums]] = []
+        saved = saved or {"totals": {}, "skipped_in_a_row": 0}
+        self.totals = {name: np.asarray(total) for name, total in saved["totals"].items()}
+        self.skipped_in_a_row: int = saved["skipped_in_a_row"]
+        self.newest: Sums | None = None  # of the step dispatched last
         self.first_step: int | None = None  # of this process: it compiles, and counts for no rate
-        self.clock = 0.0  # when the steps now collected began to run
+        self.start_clock()
+
+    def start_clock(self) -> None:
+        """Rates are measured from here on."""
+        self.clock = time.monotonic()
+        self.waited = 0.0  # seconds for batches, with nothing to do
+        self.tokens: list[float] = []  # of each step since then
+
+    def timed(self, batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
+        """`batches`; the time that the devices may have been idle for want of them is counted.
+
+        That is every wait at whose end they have done all they were given: too much by what they
+        still did meanwhile, at most a step. As long as batches come in time, it is nothing.
+        """
+        started = time.monotonic()
+        for batch in batches:
+            if self.newest and all(x.is_ready() for x in self.newest.values()):
+                self.waited += time.monotonic() - started
+            yield batch
+            started = time.monotonic()
 
     def add(self, step: int, sums: Sums) -> None:
         """Collect the sums of a step just dispatched; report the window before it, if complete."""
@@ -67,43 +97,94 @@ class Progress:
             self.compilations.clear()
             self.first_step = step
             jax.block_until_ready(sums)
-            self.clock = time.monotonic()
+            self.start_clock()
         self.report()
         self.window.append((step, sums))
+        self.newest = sums
 
     def close_window(self) -> None:
         """Steps from here on belong to the next window."""
         self.due, self.window = self.window, []
 
+    def catch_up(self) -> None:
+        """Report, and fetch and check the steps of the window that is open, too.
+
+        Raises:
+          FloatingPointError: as `report`.
+        """
+        self.report()
+        steps, self.window = self.window, []
+        self.fetch(steps)
+
+    def to_save(self) -> dict:
+        """What a resumed run needs in order to go on with the open window, after `catch_up`."""
+        totals = {name: total.tolist() for name, total in self.totals.items()}
+        return {"totals": totals, "skipped_in_a_row": self.skipped_in_a_row}
+
     def report(self) -> None:
         """Fetch, check, write and print the complete window, if there is one.
 
         Raises:
-          FloatingPointError: a loss or gradient in it is not finite; names the first such step.
+          FloatingPointError: more steps in a row than may be skipped have a loss or gradient that
+            is not finite; names the step.
         """
         if not self.due:
             return
-        due, self.due = jax.device_get(self.due), []
-        now = time.monotonic()
-        seconds, self.clock = now - self.clock, now
-        for step, sums in due:
-            require_finite(step, sums)
-
-        step = due[-1][0]
-        values = metrics.summarize(add_up(sums for _, sums in due), self.loss_terms)
-        del values["tokens"]
-        own = {name: values.pop(name) for name in ("learning_rate", "grad_norm")}
+        step, (due, self.due) = self.due[-1][0], (self.due, [])
+        self.fetch(due)
+        skipped = self.totals.pop("skipped_updates")[0]
+        values, self.totals = metrics.summarize(self.totals, self.loss_terms), {}
+        if not values.keys() & self.loss_terms.keys():  # all were skipped
+            del values["loss"]
+        own = {name: values.pop(name) for name in ("learning_rate", "grad_norm") if name in values}
         values = {f"train/{name}": value for name, value in values.items()} | own
-        tokens = [sums["tokens"][0] for step, sums in due if step != self.first_step]
-        if tokens:
-            values["tokens_per_second"] = float(sum(tokens)) / seconds
+        if self.max_skipped:
+            values["skipped_updates"] = float(skipped)
+        seconds, num_steps = time.monotonic() - self.clock, len(self.tokens)
+        if num_steps:
+            values["tokens_per_second"] = float(sum(self.tokens)) / seconds
+            values["input_wait"] = self.waited / seconds
             if self.peak:
                 values["mfu"] = values["tokens_per_second"] / self.peak
-        self.writer.write(step, values)
-        self.print_line(step, values, seconds / len(tokens) if tokens else None)
+        self.start_clock()
+        self.write(step, values)
+        self.print_line(step, values, seconds / num_steps if num_steps else None)
+        if values.get("input_wait", 0) > SLOW_INPUT:
+            self.log(
+                f"warning: {values['input_wait']:.0%} of the time went into waiting for batches; "
+                "more of config.data.num_threads, or config.data.num_workers, may help"
+            )
         if self.compilations:
             self.log(f"warning: {len(self.compilations)} compilations since the first step")
             self.compilations.clear()
+
+    def fetch(self, steps: list[tuple[int, Sums]]) -> None:
+        """Wait for `steps`, check their sums, and add them to those of their window."""
+        for step, sums in jax.device_get(steps):
+            tokens = sums.pop("tokens")[0]
+            if step != self.first_step:
+                self.tokens.append(tokens)
+            self.totals = add_up([self.totals, self.counted(step, sums)])
+
+    def counted(self, step: int, sums: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """`sums` and whether the update was skipped; then they hold little else.
+
+        Raises:
+          FloatingPointError: too many in a row were.
+        """
+        bad = not_finite(sums)
+        if not bad:
+            self.skipped_in_a_row = 0
+            return sums | {"skipped_updates": np.array([0, 1])}
+        self.skipped_in_a_row += 1
+        if self.skipped_in_a_row > self.max_skipped:
+            after = f" after {self.max_skipped} skipped updates" if self.max_skipped else ""
+            raise FloatingPointError(
+                f"step {step}: {', '.join(bad)} not finite{after}; all checkpoints are from before "
+                "this step"
+            )
+        self.log(f"warning: step {step}: {', '.join(bad)} not finite; update skipped")
+        return {"learning_rate": sums["learning_rate"], "skipped_updates": np.array([1, 1])}
 
     def print_line(
         self, step: int, values: dict[str, float], seconds_per_step: float | None
@@ -125,8 +206,12 @@ class Progress:
         Raises:
           FloatingPointError: one of them is not finite.
         """
-        require_finite(step, results)
-        self.writer.write(step, results)
+        if bad := not_finite(results):
+            raise FloatingPointError(
+                f"step {step}: {', '.join(bad)} not finite; all checkpoints are from before this "
+                "step"
+            )
+        self.write(step, results)
         self.log("  ".join([f"held out at step {step:,}:", *shown(results, "eval/")]))
 
     @contextlib.contextmanager
@@ -138,13 +223,9 @@ class Progress:
         self.compilations.clear()
 
 
-def require_finite(step: int, values: dict[str, np.ndarray | float]) -> None:
-    """Raise FloatingPointError, naming the step and what is NaN or infinite, if anything is."""
-    bad = [name for name, value in values.items() if not np.isfinite(value).all()]
-    if bad:
-        raise FloatingPointError(
-            f"step {step}: {', '.join(bad)} not finite; all checkpoints are from before this step"
-        )
+def not_finite(values: dict[str, np.ndarray | float]) -> list[str]:
+    """The names of those that are NaN or infinite."""
+    return [name for name, value in values.items() if not np.isfinite(value).all()]
 
 
 def add_up(sums: Iterable[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

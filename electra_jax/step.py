@@ -61,7 +61,8 @@ def train_step(
 
     Returns:
       The next state, and `[sum, weight]` pairs by metric name, `learning_rate` and `grad_norm`
-      (before clipping) among them.
+      (before clipping) among them. Where one of these is not finite, parameters and optimiser are
+      those of `state`: the update is skipped.
     """
     key = jax.random.fold_in(jax.random.key(seed), state.step)
     masked = objective.mask(batch, stream(key, "mask"))
@@ -108,6 +109,12 @@ def train_step(
             [add_over_devices(is_real(batch).sum(dtype=jnp.float32), axis_name), one]
         ),
     }
+    is_finite = jnp.stack([jnp.isfinite(x).all() for x in sums.values()]).all()
+    params, opt_state = jax.tree.map(
+        lambda new, old: jnp.where(is_finite, new, old),
+        (params, opt_state),
+        (state.params, state.opt_state),
+    )
     return TrainState(state.step + 1, params, opt_state), sums
 
 

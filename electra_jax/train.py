@@ -3,10 +3,9 @@
 import collections
 import contextlib
 import importlib.metadata
-import json
-import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import jax
@@ -14,13 +13,14 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from electra_jax import config as configuration
-from electra_jax import metrics, parallel
+from electra_jax import metrics, parallel, processes
+from electra_jax import workdir as run_directory
 from electra_jax.checkpoint import Checkpoints
 from electra_jax.data import layout, loader, sources
 from electra_jax.data.layout import Rows
-from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.flops import peak_flops, train_flops_per_token
+from electra_jax.interruption import Interruption
 from electra_jax.modeling.electra import Params
 from electra_jax.objectives import Objective, make_objective
 from electra_jax.optimizer import OptimizerConfig
@@ -33,19 +33,6 @@ from electra_jax.writer import MetricWriter
 
 Log = Callable[[str], None]
 
-# Fields that may change when a run is resumed: no number that training computes depends on them.
-FREE_FIELDS = (
-    "log_every_steps",
-    "eval_every_steps",
-    "checkpoint.",
-    "parallel.",
-    "data.dir",
-    "data.num_",
-    "data.prefetch",
-    "model.remat",
-    "model.scan_unroll",
-)
-
 
 def train_and_evaluate(config: ConfigDict, workdir: Path) -> TrainState:
     """Pre-train by `config`, from the newest checkpoint in `workdir` if there is one.
@@ -57,13 +44,23 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> TrainState:
       UserError: the configuration, the data or what `workdir` holds does not fit. In this case
         nothing has been written there.
       FloatingPointError: a loss is not finite. All checkpoints are from before that.
+      Stopped: SIGTERM or SIGINT came; the state is saved.
+      OSError: a file cannot be written. All checkpoints are whole.
     """
     configuration.validate(config, jax.device_count())
-    check_workdir(config, workdir)
-    log = log_line if jax.process_index() == 0 else lambda _: None
+    run_directory.check(config, workdir)
+    with Interruption() as interruption:
+        return run(config, workdir, interruption)
+
+
+def run(config: ConfigDict, workdir: Path, interruption: Interruption) -> TrainState:
+    """The story; arguments and results are those of `train_and_evaluate`."""
+    is_main = jax.process_index() == 0  # of all processes, the one that writes and prints
+    log = log_line if is_main else lambda _: None
 
     mesh = parallel.make_mesh(config.parallel)
-    store = prepare(config.data, log)
+    store = processes.main_first(lambda: prepare(config.data, log))
+    processes.check_equal(store.hash, "the token store")
     weights = sources.weights(sources.parse(config.data.source))
     rows, held_out = (
         layout.rows(
@@ -85,23 +82,46 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> TrainState:
     objective = make_objective(config, store.tokenizer)
     optimizer = OptimizerConfig(num_steps=config.num_train_steps, **config.optimizer)
     program = parallel.make_program(
-        mesh, objective, optimizer, config.seed, config.num_microbatches, config.parallel.api
+        mesh,
+        objective,
+        optimizer,
+        config.seed,
+        config.num_microbatches,
+        config.parallel.api,
+        config.parallel.shard_optimizer,
     )
 
-    with Checkpoints(
-        workdir / "checkpoints", store.hash, config.checkpoint.keep, config.checkpoint.keep_best
-    ) as checkpoints:
-        start = checkpoints.latest_step() or 0
-        state = checkpoints.restore(start, program.abstract_state) if start else program.init()
-        if start == config.num_train_steps:
+    with (
+        run_directory.hold(workdir) if is_main else contextlib.nullcontext(),
+        Checkpoints(
+            workdir / "checkpoints", store.hash, config.checkpoint.keep, config.checkpoint.keep_best
+        ) as checkpoints,
+    ):
+        changed = run_directory.check(config, workdir)  # again: now no other run can change it
+        found = checkpoints.restore_newest(program.abstract_state, log)
+        start, saved = (found.step, found.progress) if found else (0, {})
+        state = found.state if found else program.init()
+        if start > config.num_train_steps:
+            raise UserError(
+                f"config.num_train_steps is {config.num_train_steps}, but {workdir} is at step "
+                f"{start} already"
+            )
+        is_evaluation_due = saved.get("is_evaluation_due", False)
+        if start == config.num_train_steps and not is_evaluation_due:
             log(f"{workdir}: nothing to do, all {start:,} steps are done")
             return state
 
         facts = describe(config, objective, state.params, store.manifest["splits"], rows, held_out)
-        write_run_files(config, workdir, store.tokenizer, facts)
+        if is_main:
+            run_directory.write_run_files(config, workdir, store.tokenizer, facts)
         for section, values in facts.items():
             log(f"{section}: " + ", ".join(f"{name} {value}" for name, value in values.items()))
         log(f"{workdir}: {'resuming' if start else 'starting'} at step {start:,}")
+        if changed:
+            log(
+                f"going on with another configuration: {', '.join(changed)}; the order of the data "
+                f"is that of the new one, from its step {start:,} on"
+            )
 
         batches = loader.train_batches(
             rows,
@@ -110,15 +130,15 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> TrainState:
             batch_size=config.batch_size,
             seed=config.seed,
             weights=weights or (1.0,),
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
+            process_index=program.share[0],
+            process_count=program.share[1],
             num_threads=config.data.num_threads,
             num_workers=config.data.num_workers,
             prefetch=config.data.prefetch,
         )
         with (
             contextlib.closing(batches),
-            MetricWriter(workdir, start) as writer,
+            MetricWriter(workdir, start) if is_main else contextlib.nullcontext() as writer,
             compilations() as compiled,
             jax.transfer_guard("disallow"),
         ):
@@ -127,34 +147,77 @@ def train_and_evaluate(config: ConfigDict, workdir: Path) -> TrainState:
                 objective.loss_terms,
                 peak_tokens_per_second(objective, config.data.sequence_length),
                 compiled,
-                writer,
+                writer.write if is_main else lambda step, values: None,
                 log,
+                config.max_skipped_updates,
+                saved.get("progress"),
             )
+
+            def evaluate_at(step: int) -> dict[str, float] | None:
+                results = evaluate(
+                    program,
+                    objective,
+                    state.params,
+                    held_out,
+                    config.batch_size,
+                    interruption.requested.is_set,
+                )
+                if results is not None:
+                    progress.write_evaluation(step, results)
+                    if is_main:
+                        write_report(workdir)
+                return results
+
+            def save(step: int, results: dict[str, float]) -> None:
+                kept = {"progress": progress.to_save(), "is_evaluation_due": is_evaluation_due}
+                checkpoints.save(step, state, results, kept)
+
+            step = start
+            if is_evaluation_due:  # the run was stopped just before
+                with progress.paused():
+                    is_evaluation_due = evaluate_at(step) is None
+            batches = progress.timed(until_workers_are_stopped(batches, interruption))
             for step, batch in enumerate(batches, start + 1):
                 state, sums = program.train_step(state, program.place(batch))
                 progress.add(step, sums)
 
+                stops = interruption.reached(step)
                 is_last = step == config.num_train_steps
-                evaluates = is_last or step % config.eval_every_steps == 0
+                is_evaluation_due = is_last or step % config.eval_every_steps == 0
                 saves = is_last or step % config.checkpoint.every_steps == 0
-                if evaluates or saves or step % config.log_every_steps == 0:
+                if is_last or step % config.log_every_steps == 0:
                     progress.close_window()
-                if evaluates or saves:
+                if is_evaluation_due or saves:
                     # Reports first, saves last: what is not finite stops the run before it can
                     # reach a checkpoint, and resuming finds all lines up to the checkpoint.
-                    progress.report()
+                    progress.catch_up()
                     with progress.paused():
-                        results = {}
-                        if evaluates:
-                            results = evaluate(
-                                program, objective, state.params, held_out, config.batch_size
-                            )
-                            progress.write_evaluation(step, results)
-                            write_report(workdir)
-                        if saves:
-                            checkpoints.save(step, state, results)
+                        results = evaluate_at(step) if is_evaluation_due else {}
+                        is_evaluation_due = results is None
+                        if saves and not is_evaluation_due:
+                            save(step, results)
+                if stops or is_evaluation_due:
+                    break
+
+            if step < config.num_train_steps or is_evaluation_due:
+                log(f"stopping at step {step:,}")
+                progress.catch_up()
+                if checkpoints.latest_step() != step:
+                    save(step, {})
+                raise interruption.stopped(step)
     log(f"done: {workdir / 'report.html'}")
     return state
+
+
+def until_workers_are_stopped(
+    batches: Iterator[dict[str, np.ndarray]], interruption: Interruption
+) -> Iterator[dict[str, np.ndarray]]:
+    """`batches`, which end early where a signal to this run has ended the workers, too."""
+    try:
+        yield from batches
+    except BrokenProcessPool:
+        if not interruption.requested.wait(timeout=1):
+            raise
 
 
 def warn_of_long_words(config: ConfigDict, counts: dict[str, int], log: Log) -> None:
@@ -169,58 +232,33 @@ def warn_of_long_words(config: ConfigDict, counts: dict[str, int], log: Log) -> 
 
 
 def evaluate(
-    program: Program, objective: Objective, params: Params, held_out: Rows, batch_size: int
-) -> dict[str, float]:
-    """Metrics over every held-out row, each once; names start with `eval/`."""
+    program: Program,
+    objective: Objective,
+    params: Params,
+    held_out: Rows,
+    batch_size: int,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> dict[str, float] | None:
+    """Metrics over every held-out row, each once; names start with `eval/`.
+
+    None where `is_stopped`, asked before every batch, has said so.
+    """
     totals: dict[str, np.ndarray] = {}
     running = collections.deque()
     for batch in loader.eval_batches(
         held_out,
         batch_size=batch_size,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
+        process_index=program.share[0],
+        process_count=program.share[1],
     ):
+        if is_stopped():
+            return None
         running.append(program.eval_step(params, program.place(batch)))
         if len(running) > 4:  # the device always has work, and memory stays flat
             totals = add_up([totals, jax.device_get(running.popleft())])
     totals = add_up([totals, *jax.device_get(list(running))])
     values = metrics.summarize(totals, objective.loss_terms)
     return {f"eval/{name}": value for name, value in values.items()}
-
-
-def check_workdir(config: ConfigDict, workdir: Path) -> None:
-    """Refuse what cannot be written to, and a run whose configuration computes something else."""
-    existing = next(path for path in (workdir, *workdir.absolute().parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise UserError(f"--workdir is {workdir}, but {existing} is not a directory to write to")
-    checkpoints = workdir / "checkpoints"
-    if not checkpoints.exists() or not any(path.name.isdigit() for path in checkpoints.iterdir()):
-        return
-    before, now = (
-        configuration.flatten(ConfigDict(json.loads(content)))
-        for content in ((workdir / "config.json").read_text(), json.dumps(config.to_dict()))
-    )
-    differing = [
-        f"config.{name} (was {before.get(name)!r}, is {now.get(name)!r})"
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name) and not name.startswith(FREE_FIELDS)
-    ]
-    if differing:
-        raise UserError(
-            f"{workdir} holds a run with another configuration: {', '.join(differing)}; "
-            "use another --workdir"
-        )
-
-
-def write_run_files(config: ConfigDict, workdir: Path, tokenizer: Tokenizer, facts: dict) -> None:
-    """What makes the run directory self-contained, beside checkpoints and metrics."""
-    if jax.process_index() != 0:
-        return
-    for name, content in {"config.json": config.to_dict(), "facts.json": facts}.items():
-        temporary = workdir / f"{name}.tmp"
-        temporary.write_text(json.dumps(content, indent=1))
-        temporary.replace(workdir / name)
-    tokenizer.save(workdir / "tokenizer")
 
 
 def describe(

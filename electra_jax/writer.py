@@ -1,10 +1,15 @@
 """What a run logs: `metrics.jsonl`, a JSON object a line, and the same numbers for TensorBoard."""
 
+import contextlib
 import json
 import math
+import platform
+import time
 from pathlib import Path
 
-from tensorboardX import SummaryWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.record_writer import RecordWriter
 
 from electra_jax.errors import UserError
 
@@ -25,43 +30,51 @@ class MetricWriter:
     """
 
     def __init__(self, workdir: Path, start_step: int):
-        workdir.mkdir(parents=True, exist_ok=True)
-        path = workdir / "metrics.jsonl"
-        _drop_lines_after(path, start_step)
-        self._jsonl = path.open("ab")
-        self._tensorboard = SummaryWriter(
-            str(workdir / "tensorboard"),
-            purge_step=start_step + 1,
-            # Event files are named after the second they are opened in; without the step, a run
-            # that fails at once and resumes would overwrite its own events.
-            filename_suffix=f".{start_step}",
-        )
+        self._path = workdir / "metrics.jsonl"
+        (workdir / "tensorboard").mkdir(parents=True, exist_ok=True)
+        _drop_lines_after(self._path, start_step)
+        self._jsonl = self._path.open("ab")
+        # Event files are named after the second they are opened in; without the step, a run that
+        # fails at once and resumes would overwrite its own events. They are written here and not
+        # by a thread, as usual, which a full disk would end, and the run would wait for it forever.
+        name = f"events.out.tfevents.{time.time():.0f}.{platform.node()}.{start_step}"
+        self._tensorboard = RecordWriter(str(workdir / "tensorboard" / name))
+        self._add_event(file_version="brain.Event:2")
+        self._add_event(step=start_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Logs finite `values` by metric name at `step`; the line is flushed on return.
+        """Logs finite `values` by metric name at `step`; both logs are flushed on return.
 
         Raises:
           ValueError: A value is not finite, which JSON cannot hold. Nothing is written.
+          OSError: The disk is full or the like; names the file.
         """
         values = {name: float(value) for name, value in values.items()}
         not_finite = [name for name, value in values.items() if not math.isfinite(value)]
         if not_finite:
             raise ValueError(f"metrics at step {step} are not finite: {', '.join(not_finite)}")
-        self._jsonl.write(json.dumps({"step": step, **values}).encode() + b"\n")
-        self._jsonl.flush()
-        for name, value in values.items():
-            self._tensorboard.add_scalar(name, value, step)
+        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        try:
+            self._jsonl.write(json.dumps({"step": step, **values}).encode() + b"\n")
+            self._jsonl.flush()
+            self._add_event(step=step, summary=Summary(value=scalars))
+        except OSError as error:
+            error.filename = error.filename or str(self._path)
+            raise
 
-    def close(self) -> None:
-        """Closes both logs, and with that flushes the events for TensorBoard."""
-        self._jsonl.close()
-        self._tensorboard.close()
+    def _add_event(self, **content) -> None:
+        self._tensorboard.write(Event(wall_time=time.time(), **content).SerializeToString())
+        self._tensorboard.flush()
 
     def __enter__(self) -> "MetricWriter":
         return self
 
-    def __exit__(self, *exception) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
+        # What could not be written fails here once more, which would hide where it failed first.
+        with contextlib.suppress(OSError) if kind else contextlib.nullcontext():
+            self._jsonl.close()
+        with contextlib.suppress(OSError) if kind else contextlib.nullcontext():
+            self._tensorboard.close()
 
 
 def read_metrics(workdir: Path) -> list[dict]:

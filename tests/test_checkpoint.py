@@ -1,3 +1,6 @@
+import os
+import shutil
+import types
 from pathlib import Path
 
 import jax
@@ -58,11 +61,11 @@ def steps(directory: Path) -> list[int]:
 def test_state_comes_back_bit_for_bit_on_any_mesh(target, tmp_path):
     state = make_state(abstract_state("8 data"))
     with Checkpoints(tmp_path / "made", "hash", keep=1) as checkpoints:
-        checkpoints.save(3, state, {})
+        checkpoints.save(3, state, {}, {})
     with Checkpoints(tmp_path / "made", "hash", keep=1) as checkpoints:
         assert checkpoints.latest_step() == 3
         wanted = abstract_state(target)
-        restored = checkpoints.restore(3, wanted)
+        restored = checkpoints.restore_newest(wanted, print).state
     assert_same(restored, state)
     for found, leaf in zip(jax.tree.leaves(restored), jax.tree.leaves(wanted), strict=True):
         assert found.sharding == leaf.sharding
@@ -80,12 +83,12 @@ def test_saving_goes_on_while_the_state_is_overwritten(tmp_path):
     expected = jax.tree.map(np.array, state)
     overwrite = jax.jit(lambda state: jax.tree.map(lambda x: x * 0, state), donate_argnums=0)
     with Checkpoints(tmp_path, "hash", keep=1) as checkpoints:
-        checkpoints.save(1, state, {})
+        checkpoints.save(1, state, {}, {})
         for _ in range(5):
             state = overwrite(state)
         jax.block_until_ready(state)
     with Checkpoints(tmp_path, "hash", keep=1) as checkpoints:
-        assert_same(checkpoints.restore(1, abstract), expected)
+        assert_same(checkpoints.restore_newest(abstract, print).state, expected)
 
 
 def test_newest_are_kept(tmp_path):
@@ -93,7 +96,7 @@ def test_newest_are_kept(tmp_path):
     with Checkpoints(tmp_path, "hash", keep=2) as checkpoints:
         assert checkpoints.latest_step() is None
         for step in range(1, 6):
-            checkpoints.save(step, state, {})
+            checkpoints.save(step, state, {}, {})
     assert steps(tmp_path) == [4, 5]
 
 
@@ -106,7 +109,7 @@ def test_best_is_kept_beside_the_newest_even_after_resuming(metric, values, best
     for first, last in ((1, 4), (4, 6)):
         with Checkpoints(tmp_path, "hash", keep=1, keep_best=metric) as checkpoints:
             for step in range(first, last):
-                checkpoints.save(step, state, {metric: values[step - 1]})
+                checkpoints.save(step, state, {metric: values[step - 1]}, {})
     assert steps(tmp_path) == sorted({best, 5})
 
 
@@ -114,11 +117,11 @@ def test_checkpoints_without_the_metric_are_not_the_best(tmp_path):
     """Such as those from before `keep_best` was set, or where AUC had no positives."""
     state = make_state(abstract_state("1 device"))
     with Checkpoints(tmp_path, "hash", keep=2) as checkpoints:
-        checkpoints.save(1, state, {})
-        checkpoints.save(2, state, {"eval/rtd_auc": 0.9})
+        checkpoints.save(1, state, {}, {})
+        checkpoints.save(2, state, {"eval/rtd_auc": 0.9}, {})
     with Checkpoints(tmp_path, "hash", keep=1, keep_best="eval/rtd_auc") as checkpoints:
         for step, metrics in {3: {"eval/rtd_auc": 0.1}, 4: {}, 5: {}}.items():
-            checkpoints.save(step, state, metrics)
+            checkpoints.save(step, state, metrics, {})
     assert steps(tmp_path) == [3, 5]
 
 
@@ -126,20 +129,20 @@ def test_unfinished_checkpoints_do_not_count(tmp_path):
     abstract = abstract_state("1 device")
     state = make_state(abstract)
     with Checkpoints(tmp_path, "hash", keep=3) as checkpoints:
-        checkpoints.save(1, state, {})
+        checkpoints.save(1, state, {}, {})
     unfinished = tmp_path / "9.orbax-checkpoint-tmp"
     unfinished.mkdir()
     (unfinished / "state").mkdir()
     with Checkpoints(tmp_path, "hash", keep=3) as checkpoints:
         assert checkpoints.latest_step() == 1
-        assert_same(checkpoints.restore(1, abstract), state)
-        checkpoints.save(9, state, {})
+        assert_same(checkpoints.restore_newest(abstract, print).state, state)
+        checkpoints.save(9, state, {}, {})
     assert steps(tmp_path) == [1, 9]
 
 
 def test_another_token_store_is_refused_whatever_the_shapes(tmp_path):
     with Checkpoints(tmp_path, "a" * 64, keep=1) as checkpoints:
-        checkpoints.save(1, make_state(abstract_state("1 device")), {})
+        checkpoints.save(1, make_state(abstract_state("1 device")), {}, {})
     with Checkpoints(tmp_path, "b" * 64, keep=1) as checkpoints:
         larger = parallel.make_program(
             mesh("1 device"), tiny.objective(vocab_size=999), tiny.optimizer(), seed=0
@@ -148,4 +151,85 @@ def test_another_token_store_is_refused_whatever_the_shapes(tmp_path):
             r"/1 was trained on the token store a{12}, but config\.data gives the store b{12};"
         )
         with pytest.raises(UserError, match=message):
-            checkpoints.restore(1, larger.abstract_state)
+            checkpoints.restore_newest(larger.abstract_state, print)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory) -> Path:
+    """Checkpoints of the steps 1 and 2."""
+    directory = tmp_path_factory.mktemp("two") / "made"
+    with Checkpoints(directory, "hash", keep=2) as checkpoints:
+        for step in (1, 2):
+            state = make_state(abstract_state("1 device"), seed=step)
+            checkpoints.save(step, state, {}, {"of": step})
+    return directory
+
+
+def largest(directory: Path) -> Path:
+    return max(directory.rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
+
+
+DAMAGE = {
+    "truncated values": lambda step: os.truncate(largest(step), 1000),
+    "missing values": lambda step: largest(step).unlink(),
+    "truncated index": lambda step: os.truncate(step / "state" / "manifest.ocdbt", 20),
+    "missing state": lambda step: shutil.rmtree(step / "state"),
+    "empty provenance": lambda step: os.truncate(step / "provenance" / "metadata", 0),
+    "missing progress": lambda step: (step / "progress" / "metadata").unlink(),
+    "nothing in it": lambda step: [shutil.rmtree(step), step.mkdir()],
+}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # those of Orbax
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_damaged_newest_is_kept_aside_and_the_one_before_restored(two, tmp_path, damage):
+    shutil.copytree(two, tmp_path, dirs_exist_ok=True)
+    damage(tmp_path / "2")
+    before = sorted(path.name for path in (tmp_path / "2").rglob("*"))
+    abstract, lines = abstract_state("1 device"), []
+    with Checkpoints(tmp_path, "hash", keep=2) as checkpoints:
+        restored = checkpoints.restore_newest(abstract, lines.append)
+        assert (restored.step, restored.progress) == (1, {"of": 1})
+        assert_same(restored.state, make_state(abstract, seed=1))
+        assert sorted(path.name for path in (tmp_path / "2.damaged.1").rglob("*")) == before
+        checkpoints.save(2, restored.state, {}, {})
+    assert lines[0].startswith(f"warning: {tmp_path}/2 cannot be read: ")
+    assert lines[1:] == [f"warning: {tmp_path}/2 is now 2.damaged.1, and of no further use"]
+    with Checkpoints(tmp_path, "hash", keep=2) as checkpoints:
+        assert checkpoints.restore_newest(abstract, lines.append).step == 2
+
+
+def test_nothing_is_renamed_where_none_can_be_read(two, tmp_path):
+    shutil.copytree(two, tmp_path, dirs_exist_ok=True)
+    for step in ("1", "2"):
+        shutil.rmtree(tmp_path / step / "state")
+    with (
+        Checkpoints(tmp_path, "hash", keep=2) as checkpoints,
+        pytest.raises(UserError, match=rf"^{tmp_path}: no checkpoint .* steps 2, 1; .* --workdir$"),
+    ):
+        checkpoints.restore_newest(abstract_state("1 device"), print)
+    assert steps(tmp_path) == [1, 2]
+
+
+def test_no_checkpoint_is_nothing_to_restore(tmp_path):
+    with Checkpoints(tmp_path, "hash", keep=2) as checkpoints:
+        assert checkpoints.restore_newest(abstract_state("1 device"), print) is None
+
+
+def test_newest_step_is_known_while_it_is_being_written(tmp_path):
+    with Checkpoints(tmp_path, "hash", keep=2) as checkpoints:
+        checkpoints.save(3, make_state(abstract_state("1 device")), {}, {})
+        assert checkpoints.latest_step() == 3
+
+
+def test_full_disk_is_known_before_anything_is_written(tmp_path, monkeypatch):
+    state = make_state(abstract_state("1 device"))
+    with Checkpoints(tmp_path, "hash", keep=2) as checkpoints:
+        checkpoints.save(1, state, {}, {})
+        size = sum(x.nbytes for x in jax.tree.leaves(state))
+        usage = types.SimpleNamespace(free=size - 1)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+        with pytest.raises(OSError, match="No space left on device") as error:
+            checkpoints.save(2, state, {}, {})
+        assert error.value.filename == str(tmp_path)
+    assert steps(tmp_path) == [1]

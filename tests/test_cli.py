@@ -1,5 +1,7 @@
+import errno
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +10,10 @@ import pytest
 import tiny_run
 from ml_collections import ConfigDict
 
-from electra_jax import cli, main, prepare
+from electra_jax import cli, interruption, main, prepare
 from electra_jax.config import flatten, get_config
 from electra_jax.errors import UserError
+from electra_jax.interruption import Stopped
 
 ROOT = Path(cli.__file__).parents[1]
 
@@ -193,6 +196,44 @@ def test_interruption_is_one_line(monkeypatch, capfd):
 
     assert exit_code(monkeypatch, interrupted) == 130
     assert capfd.readouterr().err == "error: interrupted; run the same command again to go on\n"
+
+
+def test_stopped_run_is_one_line(monkeypatch, capfd):
+    def stopped():
+        raise Stopped("stopped by SIGTERM at step 3, saved; run the same command again to go on")
+
+    assert exit_code(monkeypatch, stopped) == 42
+    assert capfd.readouterr().err == (
+        "stopped by SIGTERM at step 3, saved; run the same command again to go on\n"
+    )
+
+
+def test_termination_is_one_line_even_before_training(place, monkeypatch, capfd):
+    """As when the data is prepared. The handler of before is put back."""
+    before = signal.getsignal(signal.SIGTERM)
+    codes = []
+    monkeypatch.setattr(interruption.os, "_exit", codes.append)
+    assert exit_code(monkeypatch, lambda: signal.raise_signal(signal.SIGTERM)) == 0
+    assert codes == [42]
+    assert capfd.readouterr().err == ("stopped by SIGTERM; run the same command again to go on\n")
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
+def test_nothing_can_be_written_is_one_line(monkeypatch, capfd, number):
+    def full():
+        raise OSError(number, os.strerror(number), "run/config.json.tmp")
+
+    assert exit_code(monkeypatch, full) == 2
+    assert capfd.readouterr().err == (
+        f"error: run/config.json.tmp: {os.strerror(number)}; once mended, the same command goes "
+        "on\n"
+    )
+
+
+def test_other_errors_of_the_system_keep_their_traceback(monkeypatch):
+    with pytest.raises(FileNotFoundError):
+        cli.run(Path("nowhere").read_text)
 
 
 def test_fault_of_ours_keeps_its_traceback(monkeypatch):

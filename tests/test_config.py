@@ -192,6 +192,8 @@ BAD_VALUES = {
     "parallel.tensor": [0],
     "log_every_steps": [0],
     "eval_every_steps": [0],
+    "max_skipped_updates": [-1],
+    "resume": ["other"],
     "checkpoint.every_steps": [0],
     "checkpoint.keep": [0],
     "checkpoint.keep_best": ["eval/f1"],
@@ -301,6 +303,10 @@ CLASHES = {
     "pmap with sharded parameters": (
         {"parallel__api": "pmap", "parallel__fsdp": 2},
         ["config.parallel.api = 'pmap'", "config.parallel.fsdp = 1", "found 2 and 1"],
+    ),
+    "pmap with a sharded optimiser": (
+        {"parallel__api": "pmap", "parallel__shard_optimizer": True},
+        ["config.parallel.shard_optimizer is True", "config.parallel.api = 'pmap'"],
     ),
     "batch does not divide over devices": (
         {"batch_size": 100},

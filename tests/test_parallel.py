@@ -1,8 +1,12 @@
 """Numbers do not depend on the topology; and arrays lie where the rules say."""
 
 import functools
+import inspect
 import math
 import re
+import runpy
+import types
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -12,27 +16,39 @@ from jax.sharding import PartitionSpec
 from ml_collections import ConfigDict
 
 from electra_jax import masking, parallel
+from electra_jax.config import model_config
+from electra_jax.errors import UserError
+from electra_jax.modeling.electra import structure
 from electra_jax.parallel import Program, make_mesh, make_program, partition_spec, path_name
 from electra_jax.progress import compilations
 from electra_jax.step import TrainState, init_state
 
 BATCH = tiny.packed(16)
 SEED = 1
+RECIPES = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
 
-# name: data, fsdp, tensor, micro-batches, api
+# name: data, fsdp, tensor, micro-batches, api, optimiser sharded
 CARRIERS = {
-    "one device": (1, 1, 1, 1, "jit"),
-    "one device, 4 microbatches": (1, 1, 1, 4, "jit"),
-    "8 data": (8, 1, 1, 1, "jit"),
-    "2 data, 4 fsdp": (2, 4, 1, 1, "jit"),
-    "4 data, 2 tensor": (4, 1, 2, 1, "jit"),
-    "2 data, 2 fsdp, 2 tensor": (2, 2, 2, 1, "jit"),
-    "2 data, 4 fsdp, 2 microbatches": (2, 4, 1, 2, "jit"),
-    "8 pmapped": (8, 1, 1, 1, "pmap"),
-    "4 pmapped, 2 microbatches": (4, 1, 1, 2, "pmap"),
+    "one device": (1, 1, 1, 1, "jit", False),
+    "one device, 4 microbatches": (1, 1, 1, 4, "jit", False),
+    "8 data": (8, 1, 1, 1, "jit", False),
+    "8 data, optimiser sharded": (8, 1, 1, 1, "jit", True),
+    "2 data, 4 fsdp": (2, 4, 1, 1, "jit", False),
+    "4 data, 2 tensor": (4, 1, 2, 1, "jit", False),
+    "2 data, 2 fsdp, 2 tensor": (2, 2, 2, 1, "jit", False),
+    "2 data, 2 fsdp, 2 tensor, optimiser sharded": (2, 2, 2, 1, "jit", True),
+    "2 data, 4 fsdp, 2 microbatches": (2, 4, 1, 2, "jit", False),
+    "4 data, 2 fsdp, 2 microbatches, optimiser sharded": (4, 2, 1, 2, "jit", True),
+    "8 pmapped": (8, 1, 1, 1, "pmap", False),
+    "4 pmapped, 2 microbatches": (4, 1, 1, 2, "pmap", False),
 }
+SLOW = (
+    "4 pmapped, 2 microbatches",
+    "2 data, 2 fsdp, 2 tensor, optimiser sharded",
+    "4 data, 2 fsdp, 2 microbatches, optimiser sharded",
+)
 OTHERS = [
-    pytest.param(name, marks=[pytest.mark.slow] if name.startswith("4 pmapped") else [])
+    pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
     for name in list(CARRIERS)[1:]
 ]
 
@@ -44,9 +60,9 @@ def mesh(data: int, fsdp: int, tensor: int) -> jax.sharding.Mesh:
 
 @functools.cache
 def program(carrier: str, kind: str) -> Program:
-    *axes, parts, api = CARRIERS[carrier]
+    *axes, parts, api, shard_optimizer = CARRIERS[carrier]
     objective = tiny.objective(kind, init_stddev=0.1)
-    return make_program(mesh(*axes), objective, tiny.optimizer(), SEED, parts, api)
+    return make_program(mesh(*axes), objective, tiny.optimizer(), SEED, parts, api, shard_optimizer)
 
 
 @functools.cache
@@ -132,7 +148,7 @@ def test_masks_and_samples_are_identical_integers(mode):
 
     expected = jax.tree.leaves(jax.device_get(jax.jit(draw)(BATCH)))
     for carrier in ("8 data", "2 data, 2 fsdp, 2 tensor", "8 pmapped"):
-        *axes, _, api = CARRIERS[carrier]
+        *axes, _, api, _ = CARRIERS[carrier]
         devices = mesh(*axes)
         pmap = functools.partial(jax.pmap, devices=list(devices.devices.flat))
         carry = pmap if api == "pmap" else jax.jit
@@ -172,6 +188,22 @@ def test_every_path_matches_exactly_one_rule(kind, sharing):
     assert used == {pattern for pattern, _ in parallel.RULES}
 
 
+@pytest.mark.parametrize("sharing", ["embeddings", "none", "all"])
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_parameter_of_every_recipe_matches_exactly_one_rule(path, sharing):
+    config = runpy.run_path(str(path))["get_config"]()
+    if config.objective == "mlm" and sharing != "embeddings":
+        pytest.skip("masked language modelling has nothing to share")
+    config.generator.sharing = sharing
+    if sharing == "all":
+        config.generator.update(width=1.0, depth=1.0)
+    _, params = structure(model_config(config, vocab_size=30522))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        name = f"params/{path_name(path)}"
+        (split,) = (split for pattern, split in parallel.RULES if re.search(pattern, name))
+        assert len(split) <= leaf.ndim, name
+
+
 def test_unknown_path_is_an_error():
     with pytest.raises(KeyError, match="params/pooler/kernel"):
         partition_spec("params/pooler/kernel", (8, 8), mesh(2, 2, 2))
@@ -186,6 +218,29 @@ def test_indivisible_axes_stay_whole():
     assert one_head == PartitionSpec(None, "fsdp", None, None, None)
     odd_width = partition_spec(name, (2, 15, 3, 2, 8), devices)
     assert odd_width == PartitionSpec(None, None, None, "tensor", None)
+
+
+@pytest.mark.parametrize(
+    ("path", "shape", "axes", "expected"),
+    [
+        ("embeddings/word", (300, 8), (8, 1, 1), (None, "data")),  # 8 does not divide 300
+        ("embeddings/word", (304, 8), (8, 1, 1), ("data", "fsdp")),
+        ("embeddings/word", (304, 8), (2, 2, 2), ("data", "fsdp")),
+        ("embeddings/word", (303, 8), (2, 2, 2), (None, "fsdp")),  # nothing is left to split
+        ("encoder/layers/up/kernel", (2, 32, 64), (8, 1, 1), (None, "fsdp", "data")),
+        ("encoder/layers/up/kernel", (2, 32, 64), (4, 1, 2), (None, "data", "tensor")),
+        ("encoder/layers/up/kernel", (2, 32, 64), (2, 2, 2), ("data", "fsdp", "tensor")),
+        ("embeddings/norm/scale", (8,), (8, 1, 1), ("data",)),
+        ("head/bias", (3,), (8, 1, 1), (None,)),
+    ],
+)
+def test_moments_are_split_over_data_on_the_largest_whole_axis(path, shape, axes, expected):
+    devices = mesh(*axes)
+    plain = partition_spec(f"params/{path}", shape, devices)
+    assert partition_spec(f"params/{path}", shape, devices, shard_optimizer=True) == plain
+    assert partition_spec(f"opt_state/1/mu/{path}", shape, devices) == plain
+    split = partition_spec(f"opt_state/1/mu/{path}", shape, devices, shard_optimizer=True)
+    assert split == PartitionSpec(*expected)
 
 
 def share(array: jax.Array) -> float:
@@ -231,6 +286,17 @@ def test_sharded_state_is_smaller_by_the_number_of_shards():
     assert bytes_per_device("2 data, 4 fsdp") < 0.35 * whole  # all but biases and the like
 
 
+def test_sharded_moments_stay_so_beside_whole_parameters():
+    running = program("8 data, optimiser sharded", "electra")
+    state, _ = running.train_step(start(running, "electra"), running.place(BATCH))
+    assert all(share(x) == 1 for x in jax.tree.leaves(state.params))
+    for moments in state.opt_state[1].values():
+        leaves = jax.tree_util.tree_leaves_with_path(moments)
+        held = {path_name(path): share(x) for path, x in leaves}
+        whole = {name for name, part in held.items() if part != 1 / 8}
+        assert whole == {"generator/head/bias", "discriminator/head/output/bias"}  # 300 and 1
+
+
 @pytest.mark.parametrize("carrier", ["2 data, 2 fsdp, 2 tensor", "8 pmapped"])
 def test_place_keeps_rows_in_order(carrier):
     placed = program(carrier, "electra").place(BATCH)
@@ -250,3 +316,36 @@ def test_pmapped_state_is_consumed():
 def test_default_mesh_takes_all_devices():
     devices = make_mesh(ConfigDict({"data": -1, "fsdp": 2, "tensor": 2}))
     assert dict(devices.shape) == {"data": 2, "fsdp": 2, "tensor": 2}
+
+
+class Seen:
+    """As much of a sharding as a process sees whose devices hold these rows of 8."""
+
+    mesh = types.SimpleNamespace(size=8)
+
+    def __init__(self, *rows: tuple[int, int]):
+        self.rows = rows
+
+    def addressable_devices_indices_map(self, shape: tuple[int]) -> dict[int, tuple[slice]]:
+        assert shape == (8,)
+        return {device: (slice(*rows),) for device, rows in enumerate(self.rows)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "share"),
+    [
+        ([(0, 1), (1, 2), (2, 3), (3, 4)], (0, 2)),
+        ([(6, 7), (7, 8)], (3, 4)),
+        ([(4, 6), (4, 6), (6, 8), (6, 8)], (1, 2)),  # tensor inside the process
+        ([(4, 8), (4, 8)], (1, 2)),  # and across processes
+        ([(None, None)], (0, 1)),
+    ],
+)
+def test_process_knows_which_rows_its_devices_hold(rows, share):
+    assert inspect.unwrap(parallel.share_of_rows)(Seen(*rows)) == share
+
+
+@pytest.mark.parametrize("rows", [[(0, 1), (2, 3)], [(1, 3)], [(0, 3)]])
+def test_rows_that_do_not_lie_together_are_refused(rows):
+    with pytest.raises(UserError, match=r"config\.parallel gives a process rows"):
+        inspect.unwrap(parallel.share_of_rows)(Seen(*rows))

@@ -1,3 +1,4 @@
+import json
 import types
 
 import jax
@@ -9,29 +10,32 @@ from electra_jax import progress
 from electra_jax.progress import Progress, add_up, compilations, duration
 
 TOKENS = 100.0
+SPEED = {"tokens_per_second", "input_wait", "mfu"}
 
 
 class Run:
     """A progress with a clock that stands still unless it is moved, and all that comes out."""
 
-    def __init__(self, monkeypatch, peak: float | None = None):
+    def __init__(self, monkeypatch, peak: float | None = None, **options):
         self.now = 1000.0
         clock = types.SimpleNamespace(monotonic=lambda: self.now)
         monkeypatch.setattr(progress, "time", clock)
         self.lines: list[str] = []
         self.written: list[tuple[int, dict]] = []
         self.compilations: list[float] = []
-        writer = types.SimpleNamespace(
-            write=lambda step, values: self.written.append((step, values))
-        )
         self.progress = Progress(
             num_steps=2000,
             loss_terms={"mlm_loss": 1.0, "rtd_loss": 50.0},
             peak=peak,
             compilations=self.compilations,
-            writer=writer,
+            write=lambda step, values: self.written.append((step, values)),
             log=self.lines.append,
+            **options,
         )
+
+    def catch_up(self) -> None:
+        self.now += 1.0
+        self.progress.catch_up()
 
     def step(self, step: int, seconds: float = 1.0, close: bool = False, **changes) -> None:
         """One step of the loop, whose predecessor took `seconds`."""
@@ -158,6 +162,89 @@ def test_first_step_that_is_not_finite_is_named_and_nothing_is_written(monkeypat
     with pytest.raises(FloatingPointError, match=r"^step 12: grad_norm, mlm_loss not finite;"):
         run.progress.report()
     assert run.written == []
+
+
+def test_window_goes_on_where_an_interrupted_run_was(monkeypatch):
+    """To the bit: what is carried over is the double precision sum, as JSON."""
+    values = {step: (step / 3, 1 / 7) for step in range(1, 7)}
+    straight = Run(monkeypatch)
+    for step in range(1, 7):
+        straight.step(step, mlm_loss=values[step], close=step in (3, 6))
+    straight.catch_up()
+    first = Run(monkeypatch)
+    for step in range(1, 6):
+        first.step(step, mlm_loss=values[step], close=step == 3)
+    first.catch_up()
+    assert [step for step, _ in first.written] == [3]
+    second = Run(monkeypatch, saved=json.loads(json.dumps(first.progress.to_save())))
+    second.step(6, mlm_loss=values[6], close=True)
+    second.catch_up()
+    without_speed = [
+        {name: value for name, value in row.items() if name not in SPEED}
+        for row in (straight.written[1][1], second.written[0][1])
+    ]
+    assert without_speed[0] == without_speed[1]
+    assert second.written[0][0] == 6
+
+
+ILL = {"mlm_loss": (np.nan, 10.0), "grad_norm": (np.inf, 1.0)}
+
+
+def test_skipped_updates_count_for_no_mean_and_are_counted(monkeypatch):
+    run = Run(monkeypatch, max_skipped=1)
+    run.step(1, mlm_loss=(10.0, 10.0))
+    run.step(2, **ILL)
+    run.step(3, mlm_loss=(30.0, 10.0))
+    run.step(4, **ILL, close=True)
+    run.step(5, close=True)
+    run.step(6, **ILL, close=True)
+    run.catch_up()
+    rows = [values for _, values in run.written]
+    assert [row["skipped_updates"] for row in rows] == [2.0, 0.0, 1.0]
+    assert rows[0]["train/mlm_loss"] == 2.0
+    assert rows[0]["grad_norm"] == 2.0
+    assert rows[2].keys() - SPEED == {"learning_rate", "skipped_updates"}
+    assert run.lines[1] == "warning: step 2: grad_norm, mlm_loss not finite; update skipped"
+
+
+def test_too_many_skipped_updates_in_a_row_stop_the_run_even_across_an_interruption(monkeypatch):
+    run = Run(monkeypatch, max_skipped=2)
+    run.step(1, **ILL)
+    run.step(2, close=True)
+    run.step(3, **ILL, close=True)
+    run.step(4, **ILL)
+    run.catch_up()
+    resumed = Run(monkeypatch, max_skipped=2, saved=run.progress.to_save())
+    resumed.step(5, **ILL)
+    message = "^step 5: grad_norm, mlm_loss not finite after 2 skipped updates; all checkpoints"
+    with pytest.raises(FloatingPointError, match=message):
+        resumed.catch_up()
+
+
+class Sometimes:
+    """Sums of a step that the device may not have finished."""
+
+    def __init__(self, is_ready: bool):
+        self.is_ready = lambda: is_ready
+
+
+@pytest.mark.parametrize("is_ready, share", [(True, 0.75), (False, 0.0)])
+def test_waiting_for_batches_counts_when_the_device_has_nothing_to_do(monkeypatch, is_ready, share):
+    run = Run(monkeypatch)
+
+    def slow():
+        for step in range(1, 4):
+            run.now += 3.0
+            yield {"row": np.array([step])}
+
+    for step, _ in enumerate(run.progress.timed(slow()), 1):
+        run.step(step, seconds=1.0, close=step == 3)
+        run.progress.newest = {"loss": Sometimes(is_ready)}
+    run.progress.report()
+    ((_, values),) = run.written
+    assert values["input_wait"] == pytest.approx(share)
+    warning = "warning: 75% of the time went into waiting for batches; more of config.data."
+    assert run.lines[-1].startswith(warning) == bool(share)
 
 
 def test_evaluation_that_is_not_finite_is_named_and_not_written(monkeypatch):

@@ -109,6 +109,36 @@ class FixedMasks(MaskedLanguageModel):
         return super().mask(batch, jax.random.key(0))
 
 
+@dataclasses.dataclass(frozen=True)
+class OftenIll(MaskedLanguageModel):
+    """A loss that is not finite where the first token of the batch says so."""
+
+    def sums(self, params, batch, *args, **kwargs):
+        sums = super().sums(params, batch, *args, **kwargs)
+        poison = jnp.where(batch["input_ids"][0, 1] == tiny.MASK, jnp.nan, 1.0)
+        return sums | {"mlm_loss": sums["mlm_loss"] * poison}
+
+
+def test_update_that_is_not_finite_changes_nothing_but_the_step():
+    usual = tiny.objective("mlm")
+    ill = program(OftenIll(usual.model, usual.masking), warmup_steps=1)
+    state, _ = train(ill, 2)
+    before = jax.tree.map(np.array, state)
+    bad_ids = BATCH["input_ids"].copy()
+    bad_ids[0, 1] = tiny.MASK
+    state, sums = ill.train_step(state, ill.place(BATCH | {"input_ids": bad_ids}))
+    assert np.isnan(sums["grad_norm"][0]) and np.isnan(sums["mlm_loss"][0])
+    assert_equal(before, dataclasses.replace(state, step=state.step - 1))
+    after, _ = ill.train_step(state, ill.place(BATCH))
+    changed = [
+        name
+        for name, value in tiny.flat(after).items()
+        if not np.array_equal(value, tiny.flat(before)[name])
+    ]
+    assert "step" in changed and len(changed) > 10
+    assert all(np.isfinite(value).all() for value in tiny.flat(after).values())
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_dropout_is_drawn_anew_in_every_step(dropout):
     usual = tiny.objective("mlm", dropout=dropout, init_stddev=0.2)

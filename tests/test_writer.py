@@ -4,6 +4,7 @@ import struct
 
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.record_writer import RecordWriter
 
 from electra_jax.errors import UserError
 from electra_jax.writer import MetricWriter, read_metrics
@@ -100,6 +101,21 @@ def test_values_that_are_not_finite_are_refused_by_name(tmp_path, value):
     assert read_metrics(tmp_path) == [{"step": 8, "grad_norm": 1.0}]
 
 
+@pytest.mark.parametrize("attribute", ["_jsonl", "_tensorboard"])
+def test_full_disk_is_said_with_the_name_of_the_file(tmp_path, attribute):
+    full = open("/dev/full", "ab") if attribute == "_jsonl" else RecordWriter("/dev/full")  # noqa: SIM115
+    with (
+        pytest.raises(OSError, match="No space left on device") as error,
+        MetricWriter(tmp_path, start_step=0) as writer,
+    ):
+        writer.write(100, {"grad_norm": 1.0})
+        getattr(writer, attribute).close()
+        setattr(writer, attribute, full)
+        writer.write(200, {"grad_norm": 1.0})
+    assert error.value.filename == str(tmp_path / "metrics.jsonl")
+    assert read_metrics(tmp_path)[0] == {"step": 100, "grad_norm": 1.0}
+
+
 def test_tensorboard_gets_the_same_numbers(tmp_path):
     log(tmp_path, [100, 200])
     scalars = [
@@ -123,4 +139,4 @@ def test_tensorboard_hides_what_a_resumed_run_logs_again(tmp_path):
     starts = [event.step for event in events if event.session_log.status == SessionLog.START]
     assert starts == [1, 201]
     steps = [event.step for event in events if event.HasField("summary")]
-    assert steps == [100, 100, 200, 200, 300, 300, 300, 300]
+    assert steps == [100, 200, 300, 300]

@@ -1,22 +1,28 @@
 """Whole runs that take seconds: a corpus, a recipe, and the command that records its batches.
 
-As a script, `tiny_run.py RECORD KILL_AT WORKDIR FLAGS...` is `electra_jax.main`, save that it
-appends the step and the hash of every batch consumed to the file RECORD, and that it kills itself,
-as hard as the system can, before step KILL_AT (0: never) but not before there is a checkpoint.
+As a script, `tiny_run.py RECORD SIGNALS WORKDIR FLAGS...` is `electra_jax.main`, save that it
+appends the step and the hash of every batch consumed to the file RECORD, and that it sends itself
+SIGNALS: `12:SIGKILL` just before step 12, `12:SIGTERM,14:SIGINT` two of them; empty for none. All
+processes in its group get them. It does not kill itself before there is a checkpoint.
 """
 
 import hashlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import orbax.checkpoint as ocp
 from stdlib_text import stdlib_documents
+from tiny import flat
 
 from electra_jax import cli, main
 from electra_jax.data import loader
+from electra_jax.writer import read_metrics
 
 RECIPE = """
 from electra_jax.config import get_config as default
@@ -51,14 +57,73 @@ def snapshot(directory: Path) -> dict[str, str]:
     }
 
 
+def start(place: Path, workdir: str, *flags: str, signals: str = "", **options) -> subprocess.Popen:
+    """A run in a process of its own, on one device; batches are recorded in `WORKDIR.batches`."""
+    return subprocess.Popen(
+        [
+            *(sys.executable, __file__, f"{workdir}.batches", signals, workdir),
+            *("--config=recipe.py", *flags),
+        ],
+        cwd=place,
+        env=os.environ
+        | {
+            "JAX_PLATFORMS": "cpu",
+            "JAX_NUM_CPU_DEVICES": "1",
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+            "JAX_COMPILATION_CACHE_DIR": str(place / "compiled"),
+            "PYTHONPATH": str(Path(cli.__file__).parents[1]),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a group of its own, for the signals that it sends itself
+    )
+
+
+def run(place: Path, workdir: str, *flags: str, signals: str = "") -> subprocess.CompletedProcess:
+    """`start`, and wait for the end."""
+    process = start(place, workdir, *flags, signals=signals)
+    out, err = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def arrays(workdir: Path, step: int) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint, read without regard to the run that made them."""
+    with ocp.StandardCheckpointer() as checkpointer:
+        return flat(
+            checkpointer.restore((workdir / "checkpoints" / str(step) / "state").absolute())
+        )
+
+
+def lines(workdir: Path) -> list[dict]:
+    """What a run has logged, but for how fast it was."""
+    speed = {"tokens_per_second", "input_wait", "mfu"}
+    return [
+        {name: value for name, value in row.items() if name not in speed}
+        for row in read_metrics(workdir)
+    ]
+
+
+def assert_same_run(found: Path, expected: Path, step: int) -> None:
+    """The same parameters and moments to the bit, the same metrics in the same order."""
+    assert lines(found) == lines(expected)
+    expected_arrays, found_arrays = arrays(expected, step), arrays(found, step)
+    assert expected_arrays.keys() == found_arrays.keys()
+    assert any("discriminator" in name for name in expected_arrays)
+    for name, value in expected_arrays.items():
+        np.testing.assert_array_equal(found_arrays[name], value, strict=True, err_msg=name)
+
+
 def recorded(
-    record: Path, kill_at: int, workdir: Path, start_step: int, batches: Iterator[dict]
+    record: Path, signals: dict[int, str], workdir: Path, start_step: int, batches: Iterator[dict]
 ) -> Iterator[dict]:
     for step, batch in enumerate(batches, start_step + 1):
-        if step == kill_at:
-            while not any(path.name.isdigit() for path in (workdir / "checkpoints").iterdir()):
+        if name := signals.get(step):
+            while name == "SIGKILL" and not any(
+                path.name.isdigit() for path in (workdir / "checkpoints").iterdir()
+            ):
                 time.sleep(0.05)
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.killpg(0, signal.Signals[name])
         content = b"".join(batch[name].tobytes() for name in sorted(batch))
         with record.open("a") as file:
             file.write(f"{step} {hashlib.sha256(content).hexdigest()}\n")
@@ -66,12 +131,13 @@ def recorded(
 
 
 if __name__ == "__main__":
-    record, kill_at, workdir, *flags = sys.argv[1:]
+    record, signals, workdir, *flags = sys.argv[1:]
     sys.argv[1:] = [f"--workdir={workdir}", *flags]
+    at = dict(pair.split(":") for pair in signals.split(",") if pair)
     train_batches = loader.train_batches
     loader.train_batches = lambda rows, start_step, *args, **kwargs: recorded(
         Path(record),
-        int(kill_at),
+        {int(step): name for step, name in at.items()},
         Path(workdir),
         start_step,
         train_batches(rows, start_step, *args, **kwargs),

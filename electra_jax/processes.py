@@ -1,0 +1,105 @@
+"""Several processes that train as one: how they find each other.
+
+On a TPU pod, under Slurm (`srun`) and under Open MPI (`mpirun`) JAX finds the others by itself.
+Anywhere else three flags say it: the address of process 0, how many there are, which one this is.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import jax
+import numpy as np
+from absl import flags
+from jax.experimental import multihost_utils
+
+from electra_jax.errors import UserError
+
+Result = TypeVar("Result")
+
+# A process that does not answer for so long is taken for dead, and all others end with an error.
+HEARTBEAT_SECONDS = 60
+
+
+def process_flags(values: flags.FlagValues) -> None:
+    """Defines the flags that `join` takes."""
+    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0", flag_values=values)
+    flags.DEFINE_integer("num_processes", None, "processes of this run", flag_values=values)
+    flags.DEFINE_integer("process_id", None, "which one this is, from 0", flag_values=values)
+
+
+def join(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
+    """Joins the other processes of this run, if there are any. Call before JAX is used.
+
+    Raises:
+      UserError: only some of the flags are given, they do not make sense, or the others do not
+        come.
+    """
+    given = {
+        "--coordinator": coordinator,
+        "--num_processes": num_processes,
+        "--process_id": process_id,
+    }
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == len(given):
+        if not _started_by_a_cluster():
+            return
+    elif missing:
+        raise UserError(f"{missing[0]} is missing; {', '.join(given)} belong together")
+    elif not 0 <= process_id < num_processes:
+        raise UserError(
+            f"--process_id is {process_id}; allowed: 0 to {num_processes - 1}, as "
+            f"--num_processes is {num_processes}"
+        )
+    elif ":" not in coordinator:
+        raise UserError(f"--coordinator is {coordinator!r}; allowed: HOST:PORT of process 0")
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            num_processes,
+            process_id,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        )
+    except RuntimeError as error:
+        raise UserError(f"the processes of this run did not find each other: {error}") from error
+
+
+def main_first(work: Callable[[], Result]) -> Result:
+    """Calls `work` in process 0, then in all others.
+
+    What process 0 makes is found by the others where they see its disk, and made again where not.
+    """
+    if jax.process_count() == 1:
+        return work()
+    is_main = jax.process_index() == 0
+    made = [work()] if is_main else []
+    multihost_utils.sync_global_devices("process 0 is ready")
+    return made[0] if is_main else work()
+
+
+def check_equal(text: str, what: str) -> None:
+    """Compares a text among all processes.
+
+    Raises:
+      UserError: it is not the same everywhere.
+    """
+    if jax.process_count() == 1:
+        return
+    mine = np.frombuffer(text.encode().ljust(256)[:256], np.uint8)
+    everywhere = multihost_utils.process_allgather(mine)
+    if (everywhere != mine).any():
+        differing = np.flatnonzero((everywhere != mine).any(axis=1)).tolist()
+        raise UserError(
+            f"{what} of process {jax.process_index()} is not that of the processes {differing}"
+        )
+
+
+def _started_by_a_cluster() -> bool:
+    """Whether this process is one of several by the signs that JAX itself looks for."""
+    if int(os.environ.get("SLURM_NTASKS", "1")) > 1 and "SLURM_STEP_NODELIST" in os.environ:
+        return True
+    if int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")) > 1:
+        return True
+    on_tpu = any(Path("/dev").glob("accel*")) or any(Path("/dev/vfio").glob("[0-9]*"))
+    return on_tpu and not os.environ.get("JAX_PLATFORMS", "tpu").startswith("cpu")

@@ -1,0 +1,128 @@
+"""The run directory: who may write there, and what lies beside checkpoints and metrics."""
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from electra_jax.config import flatten
+from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.errors import UserError
+
+# Fields that may change when a run is resumed: no number that training computes depends on them.
+FREE_FIELDS = (
+    "log_every_steps",
+    "eval_every_steps",
+    "max_skipped_updates",
+    "resume",
+    "checkpoint.",
+    "parallel.",
+    "data.dir",
+    "data.num_",
+    "data.prefetch",
+    "model.remat",
+    "model.scan_unroll",
+)
+
+# Fields that decide which parameters there are, and of what size: a checkpoint fits no others.
+SHAPING_FIELDS = (
+    "objective",
+    "model.hidden_size",
+    "model.num_layers",
+    "model.embedding_size",
+    "model.num_heads",
+    "model.intermediate_size",
+    "model.max_positions",
+    "generator.width",
+    "generator.depth",
+    "generator.sharing",
+)
+
+
+def check(config: ConfigDict, workdir: Path) -> list[str]:
+    """Refuses what cannot be written to, and a run of another configuration.
+
+    Returns:
+      The fields that differ from those of the run so far, where `config.resume` allows it.
+
+    Raises:
+      UserError: `workdir` is no directory to write to, or its run does not go with `config`.
+    """
+    existing = next(path for path in (workdir, *workdir.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise UserError(f"--workdir is {workdir}, but {existing} is not a directory to write to")
+    checkpoints = workdir / "checkpoints"
+    if not checkpoints.exists() or not any(path.name.isdigit() for path in checkpoints.iterdir()):
+        return []
+    before = _read_config(workdir / "config.json")
+    now = flatten(ConfigDict(json.loads(json.dumps(config.to_dict()))))
+    differing = {
+        name: f"config.{name} (was {before.get(name)!r}, is {now.get(name)!r})"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name) and not name.startswith(FREE_FIELDS)
+    }
+    shaping = [text for name, text in differing.items() if name in SHAPING_FIELDS]
+    if config.resume == "changed" and shaping:
+        raise UserError(
+            f"the parameters in {workdir} do not fit {', '.join(shaping)}; use another --workdir"
+        )
+    if config.resume == "same" and differing:
+        raise UserError(
+            f"{workdir} holds a run with another configuration: {', '.join(differing.values())}; "
+            "use another --workdir, or go on all the same with --config.resume=changed"
+        )
+    return list(differing.values())
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        content = error
+    if not isinstance(content, dict):
+        raise UserError(
+            f"{path}: not readable as the configuration of the run there ({content}); put back "
+            "what was in it, or use another --workdir"
+        )
+    return flatten(ConfigDict(content))
+
+
+@contextlib.contextmanager
+def hold(workdir: Path) -> Iterator[None]:
+    """Keeps other runs out of `workdir`, which is made. The end of the process ends its hold.
+
+    Raises:
+      UserError: another run is in there.
+    """
+    workdir.mkdir(parents=True, exist_ok=True)
+    with (workdir / "run.lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise UserError(
+                f"{workdir} is in use: {file.read() or 'another process'} holds {file.name}; wait "
+                "for it, or use another --workdir"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}")
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def write_run_files(config: ConfigDict, workdir: Path, tokenizer: Tokenizer, facts: dict) -> None:
+    """What makes the run directory self-contained, beside checkpoints and metrics."""
+    for name, content in {"config.json": config.to_dict(), "facts.json": facts}.items():
+        temporary = workdir / f"{name}.tmp"
+        temporary.write_text(json.dumps(content, indent=1))
+        temporary.replace(workdir / name)
+    tokenizer.save(workdir / "tokenizer")

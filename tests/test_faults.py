@@ -1,0 +1,224 @@
+"""What can go wrong around a run: each fault is said, and nothing that was saved is lost."""
+
+import os
+import resource
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+import tiny_run
+from test_config import assign
+
+from electra_jax import cli, main, workdir
+from electra_jax.config import field, flatten, get_config, model_config
+from electra_jax.modeling.electra import structure
+from electra_jax.writer import read_metrics
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """Holds the corpus, the recipe, and `straight`, a run of 20 steps."""
+    path = tmp_path_factory.mktemp("runs")
+    tiny_run.make(path)
+    result = tiny_run.run(path, "straight")
+    assert result.returncode == 0, result.stderr
+    return path
+
+
+@pytest.fixture
+def run(place, tmp_path) -> Path:
+    """A copy of `straight` to do harm to."""
+    return Path(shutil.copytree(place / "straight", tmp_path / "run"))
+
+
+def run_here(monkeypatch, place: Path, run: Path, *flags: str) -> int:
+    """The command within this process, on eight devices; returns its exit code."""
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", ["main", "--config=recipe.py", f"--workdir={run}", *flags])
+    with pytest.raises(SystemExit) as exit:
+        cli.run(main.main)
+    return exit.value.code
+
+
+def largest(directory: Path) -> Path:
+    return max(directory.rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
+
+
+def test_damaged_checkpoint_and_cut_metrics_cost_the_steps_since_the_last_whole_one(place, run):
+    os.truncate(largest(run / "checkpoints" / "20"), 1000)
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 21, "train/lo')
+    result = tiny_run.run(place, str(run))
+    assert result.returncode == 0, result.stderr
+    assert f"warning: {run}/checkpoints/20 cannot be read: " in result.stdout
+    assert f"warning: {run}/checkpoints/20 is now 20.damaged.1" in result.stdout
+    assert f"{run}: resuming at step 14\n" in result.stdout
+    tiny_run.assert_same_run(run, place / "straight", 20)
+    names = {path.name for path in (run / "checkpoints").iterdir()}
+    assert names == {"7", "14", "20", "20.damaged.1"}
+
+
+def test_no_whole_checkpoint_is_said_with_the_directory(place, run, monkeypatch, capfd):
+    for step in ("7", "14", "20"):
+        (run / "checkpoints" / step / "progress" / "metadata").unlink()
+    before = tiny_run.snapshot(run)
+    assert run_here(monkeypatch, place, run) == 2
+    assert capfd.readouterr().err.endswith(
+        f"error: {run}/checkpoints: no checkpoint can be read, of the steps 20, 14, 7; the reasons "
+        "are above. Move away those that are damaged to go on without them, or use another "
+        "--workdir\n"
+    )
+    assert tiny_run.snapshot(run) == before
+
+
+def test_full_disk_while_saving_leaves_the_checkpoint_before(place, run):
+    for step in ("14", "20"):
+        shutil.rmtree(run / "checkpoints" / step)
+    limit = largest(run / "checkpoints" / "7").stat().st_size // 2
+    process = tiny_run.start(place, str(run))
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
+    out, err = process.communicate()
+    assert process.returncode == 2, err
+    assert err.endswith(
+        f"error: {run}/checkpoints: File too large; once mended, the same command goes on\n"
+    )
+    assert "resuming at step 7\n" in out
+    again = tiny_run.run(place, str(run))
+    assert again.returncode == 0, again.stderr
+    assert "resuming at step 7\n" in again.stdout
+    tiny_run.assert_same_run(run, place / "straight", 20)
+
+
+@pytest.mark.parametrize("content", [b"", b'{"seed": ', b"[1, 2]", None])
+def test_unreadable_configuration_beside_checkpoints(content, place, run, monkeypatch, capfd):
+    path = run / "config.json"
+    path.unlink() if content is None else path.write_bytes(content)
+    assert run_here(monkeypatch, place, run) == 2
+    error = capfd.readouterr().err
+    assert error.startswith(f"error: {path}: not readable as the configuration of the run there (")
+    assert error.endswith("); put back what was in it, or use another --workdir\n")
+    assert error.count("\n") == 1
+
+
+def test_damaged_token_shard_is_named(place, run, tmp_path, monkeypatch, capfd):
+    shutil.copytree(place / "data", tmp_path / "data")
+    shard = next((tmp_path / "data").glob("*/train-00000.tokens.npy"))
+    os.truncate(shard, 100)
+    flags = [f"--config.data.dir={tmp_path / 'data'}"]
+    assert run_here(monkeypatch, place, run, *flags) == 2
+    assert capfd.readouterr().err.startswith(f"error: {shard}: found 100 bytes, expected ")
+
+
+def test_workdir_in_use_is_refused(place, run, monkeypatch, capfd):
+    with workdir.hold(run):
+        before = tiny_run.snapshot(run)
+        assert run_here(monkeypatch, place, run) == 2
+        assert tiny_run.snapshot(run) == before
+    assert capfd.readouterr().err == (
+        f"error: {run} is in use: process {os.getpid()} on {os.uname().nodename} holds "
+        f"{run}/run.lock; wait for it, or use another --workdir\n"
+    )
+    assert run_here(monkeypatch, place, run) == 0  # nothing is left of the hold
+
+
+def test_closed_workdir_is_refused_before_anything_is_read(place, run, monkeypatch, capfd):
+    monkeypatch.setattr(workdir.os, "access", lambda path, mode: False)  # root may write anywhere
+    assert run_here(monkeypatch, place, run) == 2
+    assert capfd.readouterr().err == (
+        f"error: --workdir is {run}, but {run} is not a directory to write to\n"
+    )
+
+
+def test_run_goes_on_with_another_configuration_where_that_is_wanted(
+    place, run, monkeypatch, capfd
+):
+    flags = [
+        "--config.resume=changed",
+        "--config.batch_size=16",
+        "--config.data.sequence_length=16",
+        "--config.num_train_steps=21",
+    ]
+    rows = read_metrics(run)
+    assert run_here(monkeypatch, place, run, *flags) == 0
+    assert (
+        "going on with another configuration: config.batch_size (was 8, is 16), "
+        "config.data.sequence_length (was 32, is 16), config.num_train_steps (was 20, is 21); the "
+        "order of the data is that of the new one, from its step 20 on\n"
+    ) in capfd.readouterr().out
+    after = read_metrics(run)
+    assert after[: len(rows)] == rows
+    assert [row["step"] for row in after[len(rows) :]] == [21, 21]
+    # From now on this is its own.
+    assert run_here(monkeypatch, place, run, *flags[1:]) == 0
+    assert run_here(monkeypatch, place, run) == 2
+
+
+REFUSED_EVEN_SO = {
+    "other parameters": (
+        ["--config.model.num_layers=3", "--config.seed=1"],
+        r"the parameters in {run} do not fit config.model.num_layers (was 2, is 3); use another",
+    ),
+    "fewer steps": (
+        ["--config.num_train_steps=19"],
+        "config.num_train_steps is 19, but {run} is at step 20 already",
+    ),
+    "other tokens": (
+        ["--config.data.vocab_size=600"],
+        "{run}/checkpoints/20 was trained on the token store",
+    ),
+}
+
+
+@pytest.mark.parametrize("flags, message", REFUSED_EVEN_SO.values(), ids=REFUSED_EVEN_SO)
+def test_what_cannot_be_continued_is_refused_even_so(
+    flags, message, place, run, monkeypatch, capfd
+):
+    before = tiny_run.snapshot(run)
+    assert run_here(monkeypatch, place, run, "--config.resume=changed", *flags) == 2
+    assert capfd.readouterr().err.startswith("error: " + message.format(run=run))
+    assert tiny_run.snapshot(run) == before
+
+
+OTHER = {
+    "objective": "mlm",
+    "model.hidden_size": 64,
+    "model.num_layers": 3,
+    "model.embedding_size": 16,
+    "model.num_heads": 2,
+    "model.intermediate_size": 99,
+    "model.max_positions": 64,
+    "generator.width": 0.5,
+    "generator.depth": 0.5,
+    "generator.sharing": "none",
+    "model.dropout": 0.3,
+    "model.attention_dropout": 0.3,
+    "model.init_stddev": 0.1,
+    "model.dtype": "bfloat16",
+    "model.remat": "none",
+    "model.scan_unroll": 2,
+    "generator.temperature": 2.0,
+    "generator.disallow_correct": True,
+}
+
+
+def test_fields_that_shape_parameters_are_all_known(place):
+    def shapes(config) -> dict[str, tuple]:
+        return jax.tree.map(lambda x: x.shape, structure(model_config(config, 300))[1])
+
+    make = runpy.run_path(str(place / "recipe.py"))["get_config"]
+    parts = ("objective", "model.", "generator.")
+    assert {name for name in flatten(get_config()) if name.startswith(parts)} == OTHER.keys()
+    shaping = set()
+    for name, value in OTHER.items():
+        config = make()
+        if config.generator.width == 1.0 and name == "generator.width":
+            config.model.hidden_size = 128
+        before = shapes(config)
+        assert field(config, name) != value
+        assign(config, name, value)
+        if shapes(config) != before:
+            shaping.add(name)
+    assert shaping == set(workdir.SHAPING_FIELDS)

@@ -1,0 +1,155 @@
+"""Runs that are told to stop, or killed, and what becomes of them when they are started again."""
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+import tiny_run
+from jax.experimental import multihost_utils
+
+from electra_jax import interruption
+from electra_jax.interruption import Interruption
+
+# Windows of 4 steps, which neither evaluations nor checkpoints end with.
+FLAGS = (
+    "--config.log_every_steps=4",
+    "--config.eval_every_steps=5",
+    "--config.checkpoint.every_steps=7",
+    "--config.num_train_steps=18",
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("runs")
+    tiny_run.make(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def straight(place) -> Path:
+    result = tiny_run.run(place, "straight", *FLAGS)
+    assert result.returncode == 0, result.stderr
+    return place / "straight"
+
+
+def batches(run: Path) -> dict[int, str]:
+    """By step, the hash of the batch; that of the last time where it was used twice."""
+    lines = run.with_name(f"{run.name}.batches").read_text().splitlines()
+    return {int(step): content for step, content in map(str.split, lines)}
+
+
+def test_stopped_and_killed_run_is_the_same_as_one_that_was_not(place, straight):
+    """The signals go to the whole group, which ends the worker that makes the batches, too."""
+    stopped = tiny_run.run(
+        place, "stopped", *FLAGS, "--config.data.num_workers=1", signals="10:SIGTERM"
+    )
+    assert stopped.returncode == 42, stopped.stderr
+    step = max(int(path.name) for path in (place / "stopped" / "checkpoints").iterdir())
+    assert step in (9, 10, 11)
+    assert stopped.stderr == (
+        f"stopped by SIGTERM at step {step}, saved; run the same command again to go on\n"
+    )
+    killed = tiny_run.run(place, "stopped", *FLAGS, signals="17:SIGKILL")
+    assert killed.returncode == -9
+    assert f"resuming at step {step}\n" in killed.stdout
+    last = tiny_run.run(place, "stopped", *FLAGS, signals="18:SIGINT")
+    assert "resuming at step 14\n" in last.stdout
+    assert last.returncode in (0, 42), last.stderr  # on the last step, there is little to stop
+    if last.returncode:
+        assert tiny_run.run(place, "stopped", *FLAGS).returncode == 0
+    tiny_run.assert_same_run(place / "stopped", straight, 18)
+    assert batches(place / "stopped") == batches(straight)
+    logged = [row["step"] for row in tiny_run.lines(straight) if "train/loss" in row]
+    assert logged == [4, 8, 12, 16, 18]
+
+
+def test_signal_while_compiling_ends_the_run_at_once(place, straight):
+    process = tiny_run.start(place, "compiling", *FLAGS, "--config.model.num_layers=3")
+    assert any("starting at step 0" in line for line in process.stdout)
+    time.sleep(1.0)  # the main thread is in the compiler now
+    started = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (42, "")
+    assert err.startswith(
+        "stopped by SIGTERM before the first step; run the same command again to go on\n"
+    )
+    assert time.monotonic() - started < 2
+    assert list((place / "compiling" / "checkpoints").iterdir()) == []
+
+
+@pytest.fixture
+def exits(monkeypatch) -> Iterator[list[int]]:
+    """The codes with which this process would have ended. All handlers must be put back."""
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    codes = []
+    monkeypatch.setattr(interruption.os, "_exit", codes.append)
+    yield codes
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def send(number: signal.Signals) -> None:
+    signal.raise_signal(number)
+    time.sleep(0.1)  # for the thread
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_after_a_step_is_a_request(exits, number):
+    with Interruption() as stop:
+        assert not stop.reached(1)
+        assert not stop.reached(2)
+        send(number)
+        assert stop.requested.is_set()
+        assert stop.reached(3)
+    assert exits == []
+    assert str(stop.stopped(1234)).startswith(f"stopped by {number.name} at step 1,234, saved;")
+
+
+def test_second_signal_ends_the_process_but_not_one_that_was_only_passed_on(
+    exits, monkeypatch, capfd
+):
+    monkeypatch.setattr(interruption, "SAME_SIGNAL_SECONDS", 0.4)
+    with Interruption() as stop:
+        stop.reached(1)
+        send(signal.SIGINT)
+        send(signal.SIGINT)
+        assert exits == []
+        time.sleep(0.4)
+        send(signal.SIGTERM)
+        assert exits == [42]
+    assert capfd.readouterr().err == (
+        "stopped by a second signal, SIGTERM; run the same command again to go on\n"
+    )
+
+
+def test_signal_before_the_first_step_ends_the_process(exits, capfd):
+    with Interruption():
+        send(signal.SIGINT)
+    assert exits == [42]
+    assert "stopped by SIGINT before the first step;" in capfd.readouterr().err
+
+
+def test_several_processes_stop_at_the_step_that_jax_has_them_agree_on(exits, monkeypatch):
+    told = []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(
+        multihost_utils, "reached_preemption_sync_point", lambda step: bool(told) and step == 5
+    )
+    before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))  # as JAX does
+    try:
+        with Interruption() as stop:
+            assert not stop.reached(3)
+            send(signal.SIGINT)
+            assert told == [signal.SIGTERM]
+            assert not stop.requested.is_set()
+            assert not stop.reached(4)
+            assert stop.reached(5)
+            assert stop.requested.is_set()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert exits == []

@@ -1,0 +1,180 @@
+"""Several real processes on this machine, started by the local launcher."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import tiny_run
+from tiny import flat
+
+from electra_jax import processes
+from electra_jax.errors import UserError
+from electra_jax.writer import read_metrics
+
+ROOT = Path(__file__).parents[1]
+SPEED = {"tokens_per_second", "mfu", "input_wait"}
+STEPS = 6
+
+
+def start(place: Path, count: int, devices: int, workdir: str, *flags: str) -> subprocess.Popen:
+    """A run of `count` processes with `devices` devices each."""
+    return subprocess.Popen(
+        [
+            *(sys.executable, ROOT / "launch" / "local.py"),
+            *(f"--processes={count}", f"--devices={devices}", "--"),
+            *("--config=recipe.py", f"--workdir={workdir}"),
+            *(f"--config.num_train_steps={STEPS}", "--config.eval_every_steps=3"),
+            *("--config.model.dropout=0", "--config.model.attention_dropout=0"),
+            *("--config.checkpoint.every_steps=3", *flags),
+        ],
+        cwd=place,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+            "XLA_FLAGS": "",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("runs")
+    tiny_run.make(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def one(place) -> Path:
+    """The run of a single process with 8 devices."""
+    run = start(place, 1, 8, "one")
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, output
+    return place / "one"
+
+
+def parameters(workdir: Path) -> dict[str, np.ndarray]:
+    """The last state, read without its devices."""
+    path = workdir / "checkpoints" / str(STEPS) / "state"
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        tree = checkpointer.metadata(path).item_metadata.tree
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        return flat(checkpointer.restore(path, ocp.args.PyTreeRestore(restore_args=as_numpy)))
+
+
+def measured(workdir: Path) -> list[dict]:
+    return [
+        {name: value for name, value in row.items() if name not in SPEED}
+        for row in read_metrics(workdir)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "flags"),
+    [(2, []), pytest.param(4, ["--config.parallel.fsdp=2"], marks=pytest.mark.slow)],
+)
+def test_processes_compute_what_one_does(place, one, count, flags):
+    workdir = f"of{count}"
+    run = start(place, count, 8 // count, workdir, *flags)
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, output
+    assert output.count("starting at step 0") == 1  # one of them speaks
+    for row, expected in zip(measured(place / workdir), measured(one), strict=True):
+        assert row == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    for name, array in parameters(place / workdir).items():
+        np.testing.assert_allclose(array, parameters(one)[name], rtol=1e-5, atol=1e-6)
+    files = lambda path: {  # noqa: E731
+        str(file.relative_to(path))
+        for file in path.rglob("*")
+        if not {"checkpoints", "tensorboard"} & {*file.parts}
+    }
+    assert files(place / workdir) == files(one)
+    facts = json.loads((place / workdir / "facts.json").read_text())
+    assert facts["devices"]["processes"] == str(count)
+
+
+def lines_until(run: subprocess.Popen, text: str) -> None:
+    """Reads what a run prints until `text` is in it."""
+    for line in run.stdout:
+        if text in line:
+            return
+    raise AssertionError(f"ended with {run.wait()} before it said {text!r}")
+
+
+def test_stopped_processes_save_the_same_step_and_others_go_on(place, one):
+    run = start(place, 2, 4, "moved", "--config.log_every_steps=1")
+    lines_until(run, "step 2/")
+    run.send_signal(signal.SIGTERM)
+    output, _ = run.communicate(timeout=60)
+    assert run.returncode == 42, output
+    assert output.count("stopped by SIGTERM at step") == 2
+    [step] = {
+        line.split("at step ")[1].split(",")[0]
+        for line in output.splitlines()
+        if "stopped by" in line
+    }
+    assert (place / "moved" / "checkpoints" / step).is_dir()
+
+    moved = start(place, 1, 4, "moved", "--config.parallel.fsdp=2", "--config.log_every_steps=1")
+    output, _ = moved.communicate(timeout=300)
+    assert moved.returncode == 0, output
+    assert f"resuming at step {step}" in output
+    for row, expected in zip(measured(place / "moved"), measured(one), strict=True):
+        assert row == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    for name, array in parameters(place / "moved").items():
+        np.testing.assert_allclose(array, parameters(one)[name], rtol=1e-4, atol=1e-5)
+
+
+def test_no_process_waits_for_a_dead_one(place):
+    run = start(place, 2, 1, "dead", "--config.num_train_steps=100000")
+    lines_until(run, "compiled in")
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    killed = time.monotonic()
+    run.communicate(timeout=90)
+    assert run.returncode not in (0, 42)
+    assert time.monotonic() - killed < processes.HEARTBEAT_SECONDS + 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("host:1", 2, None), "--process_id is missing"),
+        ((None, 2, 0), "--coordinator is missing"),
+        (("host:1", 2, 2), "--process_id is 2; allowed: 0 to 1, as --num_processes is 2"),
+        (("host", 2, 1), "--coordinator is 'host'; allowed: HOST:PORT"),
+    ],
+)
+def test_flags_belong_together(arguments, message):
+    with pytest.raises(UserError, match=message):
+        processes.join(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, False),
+        ({"SLURM_NTASKS": "8"}, False),  # inside a job, but not started by srun
+        ({"SLURM_NTASKS": "8", "SLURM_STEP_NODELIST": "node[1-2]"}, True),
+        ({"SLURM_NTASKS": "1", "SLURM_STEP_NODELIST": "node1"}, False),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, False),
+    ],
+)
+def test_clusters_are_recognised(monkeypatch, environment, expected):
+    for name in ("SLURM_NTASKS", "SLURM_STEP_NODELIST", "OMPI_COMM_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert processes._started_by_a_cluster() is expected
