@@ -8,6 +8,7 @@ them. Which axis of a parameter is split is read from `RULES` by its path. The c
 `jax.pmap` is the other carrier of the same step: data parallel only, written per device.
 """
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -262,25 +263,24 @@ def make_program(
 def share_of_rows(sharding: NamedSharding) -> tuple[int, int]:
     """The part of a batch that the devices of this process hold: (i, n) for the i-th of n.
 
-    Processes that `tensor` goes across hold the same rows.
+    On a TPU the rows of a process lie apart in the batch, as its chips do in the network. Nothing
+    depends on the order of rows, so each process has its part as if they lay together. Processes
+    that `tensor` goes across hold the same rows.
 
     Raises:
-      UserError: the rows of this process do not lie together.
+      UserError: processes hold some rows together and others alone.
     """
     num_rows = sharding.mesh.size  # of a batch that every mesh divides
-    held = {
-        row
-        for (rows,) in sharding.addressable_devices_indices_map((num_rows,)).values()
-        for row in range(*rows.indices(num_rows))
-    }
-    index, rest = divmod(min(held), len(held))
-    if rest or num_rows % len(held) or max(held) - min(held) + 1 != len(held):
+    held = collections.defaultdict(set)
+    for device, (rows,) in sharding.devices_indices_map((num_rows,)).items():
+        held[device.process_index] |= {*range(*rows.indices(num_rows))}
+    shares = sorted({frozenset(rows) for rows in held.values()}, key=min)
+    if any(len(share) * len(shares) != num_rows for share in shares):
         raise UserError(
-            "config.parallel gives a process rows that do not lie together in the batch; allowed: "
-            "config.parallel.fsdp times config.parallel.tensor that divides the devices of a "
-            "process, or is a multiple of them"
+            "config.parallel.tensor gives processes some rows together and others alone; allowed: "
+            "a number that divides the devices of a process, or is a multiple of them"
         )
-    return index, num_rows // len(held)
+    return shares.index(frozenset(held[jax.process_index()])), len(shares)
 
 
 def place(batch: dict[str, np.ndarray], sharding: NamedSharding, per_device: bool) -> Batch:

@@ -7,6 +7,7 @@ import re
 import runpy
 import types
 from pathlib import Path
+from unittest import mock
 
 import jax
 import numpy as np
@@ -318,34 +319,43 @@ def test_default_mesh_takes_all_devices():
     assert dict(devices.shape) == {"data": 2, "fsdp": 2, "tensor": 2}
 
 
-class Seen:
-    """As much of a sharding as a process sees whose devices hold these rows of 8."""
+class Split:
+    """As much of a sharding of 8 rows as is asked for: the rows of each device of each process."""
 
     mesh = types.SimpleNamespace(size=8)
 
-    def __init__(self, *rows: tuple[int, int]):
-        self.rows = rows
+    def __init__(self, *processes: list[tuple[int, int]]):
+        self.processes = processes
 
-    def addressable_devices_indices_map(self, shape: tuple[int]) -> dict[int, tuple[slice]]:
+    def devices_indices_map(self, shape: tuple[int]) -> dict[mock.Mock, tuple[slice]]:
         assert shape == (8,)
-        return {device: (slice(*rows),) for device, rows in enumerate(self.rows)}
+        return {
+            mock.Mock(process_index=process): (slice(*rows),)
+            for process, devices in enumerate(self.processes)
+            for rows in devices
+        }
 
 
 @pytest.mark.parametrize(
-    ("rows", "share"),
+    ("processes", "shares"),
     [
-        ([(0, 1), (1, 2), (2, 3), (3, 4)], (0, 2)),
-        ([(6, 7), (7, 8)], (3, 4)),
-        ([(4, 6), (4, 6), (6, 8), (6, 8)], (1, 2)),  # tensor inside the process
-        ([(4, 8), (4, 8)], (1, 2)),  # and across processes
-        ([(None, None)], (0, 1)),
+        ([[(None, None)]], [(0, 1)]),
+        ([[(0, 4)], [(4, 8)]], [(0, 2), (1, 2)]),
+        ([[(4, 6), (6, 8)], [(0, 2), (2, 4)]], [(1, 2), (0, 2)]),
+        ([[(0, 2), (4, 6)], [(2, 4), (6, 8)]], [(0, 2), (1, 2)]),  # neighbours in a square of chips
+        ([[(0, 4), (0, 4)], [(4, 8), (4, 8)]], [(0, 2), (1, 2)]),  # tensor inside a process
+        ([[(0, 4)], [(0, 4)], [(4, 8)], [(4, 8)]], [(0, 2), (0, 2), (1, 2), (1, 2)]),  # and across
     ],
 )
-def test_process_knows_which_rows_its_devices_hold(rows, share):
-    assert inspect.unwrap(parallel.share_of_rows)(Seen(*rows)) == share
+def test_every_process_knows_its_share_of_the_rows(processes, shares, monkeypatch):
+    for process, share in enumerate(shares):
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        assert inspect.unwrap(parallel.share_of_rows)(Split(*processes)) == share
 
 
-@pytest.mark.parametrize("rows", [[(0, 1), (2, 3)], [(1, 3)], [(0, 3)]])
-def test_rows_that_do_not_lie_together_are_refused(rows):
-    with pytest.raises(UserError, match=r"config\.parallel gives a process rows"):
-        inspect.unwrap(parallel.share_of_rows)(Seen(*rows))
+@pytest.mark.parametrize(
+    "processes", [[[(0, 4), (4, 8)], [(4, 8)]], [[(0, 2)], [(2, 8)]], [[(0, 5)], [(4, 8)]]]
+)
+def test_rows_that_processes_share_in_part_are_refused(processes):
+    with pytest.raises(UserError, match=r"config\.parallel\.tensor gives processes some rows"):
+        inspect.unwrap(parallel.share_of_rows)(Split(*processes))
