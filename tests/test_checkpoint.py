@@ -18,8 +18,11 @@ from electra_jax.step import TrainState
 MESHES = {
     "8 data": (8, 1, 1),
     "2 data x 4 fsdp": (2, 4, 1),
+    "4 data x 2 tensor": (4, 1, 2),
     "2 fsdp x 4 tensor": (1, 2, 4),
     "1 device": (1, 1, 1),
+    "2 data": (2, 1, 1),
+    "2 data x 2 fsdp": (2, 2, 1),
 }
 
 
@@ -57,9 +60,17 @@ def steps(directory: Path) -> list[int]:
     return sorted(int(path.name) for path in directory.iterdir())
 
 
-@pytest.mark.parametrize("target", MESHES)
-def test_state_comes_back_bit_for_bit_on_any_mesh(target, tmp_path):
-    state = make_state(abstract_state("8 data"))
+@pytest.mark.parametrize(
+    ("origin", "target"),
+    [("8 data", target) for target in MESHES]
+    + [
+        (origin, target)
+        for origin in ("2 data x 4 fsdp", "4 data x 2 tensor")
+        for target in ("1 device", "2 data", "2 data x 2 fsdp", "8 data")
+    ],
+)
+def test_state_comes_back_bit_for_bit_on_any_mesh(origin, target, tmp_path):
+    state = make_state(abstract_state(origin))
     with Checkpoints(tmp_path / "made", "hash", keep=1) as checkpoints:
         checkpoints.save(3, state, {}, {})
     with Checkpoints(tmp_path / "made", "hash", keep=1) as checkpoints:

@@ -132,6 +132,7 @@ def test_the_default_is_complete_and_locked():
         "data.lower_case",
         "data.strip_accents",
         "generator.disallow_correct",
+        "parallel.shard_optimizer",
     }
 
 
