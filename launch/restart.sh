@@ -1,11 +1,27 @@
 #!/usr/bin/env bash
-# Runs electra_jax.main with the flags given, again and again while it ends with exit code 42: it was
-# interrupted and has saved. Any other exit code is passed on.
+# Runs electra_jax.main with the flags given, again and again while it ends because it was interrupted:
+# with exit code 42, or 143 if SIGTERM came before Python was ready for it. Any other exit code is passed
+# on. Told to stop itself, by SIGTERM or Ctrl-C, it has the run save and ends with it.
 set -u
+told=""
+child=""
+
+pass_on() {
+    told=yes
+    kill -TERM "$child" 2>/dev/null
+}
+trap pass_on INT TERM
+
 while true; do
-    "${PYTHON:-python3}" -m electra_jax.main "$@"
+    "${PYTHON:-python3}" -m electra_jax.main "$@" &
+    child=$!
+    wait "$child"
     code=$?
-    [ "$code" -eq 42 ] || exit "$code"
+    if [ -n "$told" ]; then # That was the signal; the run has not ended yet.
+        wait "$child"
+        exit $?
+    fi
+    [ "$code" -eq 42 ] || [ "$code" -eq 143 ] || exit "$code"
     echo "interrupted; starting again" >&2
     sleep 5
 done

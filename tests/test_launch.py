@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import subprocess
 from pathlib import Path
 
@@ -53,15 +54,33 @@ def test_shell_scripts_are_well_formed(script):
 
 
 @pytest.mark.parametrize("code", [0, 1, 2])
-def test_restart_goes_on_while_interrupted(stand_in, code):
+@pytest.mark.parametrize("interrupted", [42, 143])
+def test_restart_goes_on_while_interrupted(stand_in, code, interrupted):
     stand_in("sleep")
     python = stand_in(
         "python",
-        f'[ "$(wc -l < "$(dirname "$0")/../python.calls")" -ge 3 ] && exit {code}; exit 42',
+        f'[ "$(wc -l < "$(dirname "$0")/../python.calls")" -ge 3 ] && exit {code}\n'
+        f"exit {interrupted}",
     )
     result = run(LAUNCH / "restart.sh", *FLAGS, PYTHON="python")
     assert result.returncode == code
     assert calls(python) == [["-m", "electra_jax.main", *FLAGS]] * 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_restart_ends_with_the_run_when_it_is_told_to(stand_in, number):
+    python = stand_in("python", "trap 'exit 42' TERM\necho started\nwhile true; do sleep 0.1; done")
+    restart = subprocess.Popen(
+        [LAUNCH / "restart.sh", *FLAGS],
+        env={**os.environ, "PYTHON": "python"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert restart.stdout.readline() == "started\n"
+    restart.send_signal(number)
+    restart.communicate(timeout=20)
+    assert restart.returncode == 42
+    assert len(calls(python)) == 1
 
 
 TPU = {"TPU": "my-tpu", "ZONE": "my-zone", "PROJECT": "my-project"}
