@@ -15,12 +15,13 @@ trap pass_on INT TERM
 while true; do
     "${PYTHON:-python3}" -m electra_jax.main "$@" &
     child=$!
-    wait "$child"
-    code=$?
-    if [ -n "$told" ]; then # That was the signal; the run has not ended yet.
+    [ -z "$told" ] || kill -TERM "$child" # The signal came before the run had a number.
+    while true; do # A signal ends `wait`, not the run.
         wait "$child"
-        exit $?
-    fi
+        code=$?
+        kill -0 "$child" 2>/dev/null || break
+    done
+    [ -z "$told" ] || exit "$code"
     [ "$code" -eq 42 ] || [ "$code" -eq 143 ] || exit "$code"
     echo "interrupted; starting again" >&2
     sleep 5
