@@ -293,9 +293,8 @@ def place(batch: dict[str, np.ndarray], sharding: NamedSharding, per_device: boo
     if per_device:
         local = len(sharding.addressable_devices)
         batch = {name: x.reshape(local, -1, *x.shape[1:]) for name, x in batch.items()}
-    with jax.transfer_guard(
-        "allow"
-    ):  # With several processes, JAX calls this an implicit transfer.
+    # With several processes, JAX calls this an implicit transfer.
+    with jax.transfer_guard("allow"):
         return {
             name: jax.make_array_from_process_local_data(sharding, x) for name, x in batch.items()
         }

@@ -251,6 +251,18 @@ def test_no_archive_ends_in_silence(tmp_path, suffix, compress):
         assert [line for _, [line] in kept.found] == expected[: len(kept.found)]
 
 
+def test_record_without_end_is_refused_or_counted(tmp_path, monkeypatch, tiny_parts):
+    monkeypatch.setattr(reader, "RECORD_BYTES", 100)
+    path = tmp_path / "array.jsonl"
+    path.write_text('{"text": "fine"}\n[' + '{"text": "never ends"}, ' * 20)
+    message = rf"^{path}: cannot be read beyond line 1: more than 100 bytes without the end"
+    with pytest.raises(UserError, match=message):
+        read(path)
+    documents = read_all(path, "skip")
+    assert documents.found == [(0, ["fine"])]
+    assert documents.dropped == {"inputs that cannot be read to their end": 1}
+
+
 def test_files_that_are_none_are_named(tmp_path):
     (tmp_path / "sub.txt").mkdir()
     (tmp_path / "text.txt").write_text("fine")

@@ -171,12 +171,14 @@ def _parts(input: Input) -> Iterator[tuple[Part | Damage, float]]:
 
 
 def _stream_parts(input: Input) -> Iterator[tuple[Part | Damage, float]]:
-    rest, first, done = b"", 1, 0.0
+    rest, first = b"", 1
     damage = None
     try:
         with _opened(input.name) as (stream, file):
             for block in _blocks(stream):
                 rest += block
+                if input.format == "jsonl" and len(rest) > RECORD_BYTES:
+                    raise OSError(f"more than {RECORD_BYTES:,} bytes without the end of a line")
                 cut, divided = _cut(rest, input)
                 if cut:
                     done = min(1.0, file.tell() / max(1, input.size))
@@ -228,8 +230,6 @@ _DECOMPRESSED = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open, ".zst": _
 def _cut(content: bytes, input: Input) -> tuple[int, bool]:
     """Where a part can end, 0 if nowhere yet; and whether that divides a document."""
     if input.format == "jsonl":
-        if len(content) > RECORD_BYTES:
-            raise OSError(f"more than {RECORD_BYTES:,} bytes without the end of a line")
         return content.rfind(b"\n") + 1, False
     # A carriage return at the end may be half of a line end.
     end = len(content) - content.endswith(b"\r")

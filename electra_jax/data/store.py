@@ -53,7 +53,6 @@ FORMAT_VERSION = 2
 SPLITS = ("train", "held_out")
 SHARD_TOKENS = 2**25
 
-_ARRAYS = ("tokens", "documents", "lines")
 _PROGRESS = "progress.json"
 _MAX_MESSAGES = 10  # about what is left out; after that, only the counts tell
 
