@@ -273,6 +273,14 @@ def test_files_that_are_none_are_named(tmp_path):
     assert documents.dropped == {"inputs that cannot be read to their end": 1}
 
 
+def test_link_to_nowhere_is_named_or_counted(tmp_path):
+    link = tmp_path / "link.txt"
+    link.symlink_to(tmp_path / "gone.txt")
+    with pytest.raises(UserError, match=rf"^{link}: cannot be read at all: No such file"):
+        read(link)
+    assert read_all(link, "skip").dropped == {"inputs that cannot be read to their end": 1}
+
+
 def test_unreadable_file_is_named(tmp_path, monkeypatch):
     path = tmp_path / "text.txt"
     path.write_text("fine")

@@ -269,7 +269,8 @@ def _files(location: str) -> list[tuple[str, int]]:
         ]
     else:
         names = sorted(glob.glob(os.path.expanduser(location), recursive=True))
-        files = [(name, os.path.getsize(name)) for name in names]
+        # A link to nowhere is found, too: reading it will say so, or count it.
+        files = [(name, os.path.getsize(name) if os.path.exists(name) else 0) for name in names]
     if not files:
         raise UserError(
             f"data.source: no file matches {location!r}; allowed are {DOCSTRINGS!r}, tfds:NAME, "
