@@ -1,4 +1,4 @@
-"""Checkpoints: Orbax behind two verbs, `save` and `restore_newest`.
+"""Checkpoints: Orbax behind three verbs, `save`, `restore_newest` and `restore_params`.
 
 Saving is asynchronous and atomic: what lies under a step's number was whole when it was written. A
 checkpoint holds the train state, the hash of the token store it was trained on, and how far the
@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as preservation
 
 from electra_jax.config import BEST_METRICS
 from electra_jax.errors import UserError
+from electra_jax.modeling.electra import Params
 from electra_jax.step import TrainState
 
 # How TensorStore tells what the operating system said.
@@ -130,8 +132,7 @@ class Checkpoints:
             except UserError:
                 raise
             except Exception as error:  # Orbax has no class of its own for what it cannot read
-                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                log(f"warning: {self.directory / str(step)} cannot be read: {reason}")
+                log(f"warning: {self.directory / str(step)} cannot be read: {reason(error)}")
                 damaged.append(step)
                 if jax.process_count() > 1:
                     break
@@ -179,3 +180,41 @@ class Checkpoints:
                 number = int(code[1])
                 raise OSError(number, os.strerror(number), str(self.directory)) from error
             raise
+
+
+def restore_params(directory: Path, step: int | None = None) -> tuple[int, Params]:
+    """Parameters alone, on the host: the optimiser's moments are neither read nor held.
+
+    Args:
+      directory: of the checkpoints of a run.
+      step: that of a checkpoint, or None for the newest.
+
+    Returns:
+      The step, and float32 NumPy arrays in the layout of the model.
+
+    Raises:
+      UserError: there is no such checkpoint, or it cannot be read.
+    """
+    steps = sorted(int(path.name) for path in directory.glob("[0-9]*") if path.name.isdecimal())
+    if not steps or step not in (None, *steps):
+        raise UserError(
+            f"{directory} has no checkpoint{'' if step is None else f' of step {step}'}; "
+            f"there are: {', '.join(map(str, steps)) or 'none'}"
+        )
+    step = steps[-1] if step is None else step
+    path = (directory / str(step) / "state").absolute()
+    try:
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            params = checkpointer.metadata(path).item_metadata.tree["params"]
+            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), params)
+            arguments = ocp.args.PyTreeRestore(
+                {"params": params}, restore_args={"params": as_numpy}, partial_restore=True
+            )
+            return step, checkpointer.restore(path, arguments)["params"]
+    except Exception as error:  # Orbax has no class of its own for what it cannot read
+        raise UserError(f"{path.parent} cannot be read: {reason(error)}") from error
+
+
+def reason(error: Exception) -> str:
+    """The beginning of what Orbax says, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

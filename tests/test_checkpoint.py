@@ -5,13 +5,14 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 import tiny
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from electra_jax import parallel
-from electra_jax.checkpoint import Checkpoints
+from electra_jax.checkpoint import Checkpoints, restore_params
 from electra_jax.errors import UserError
 from electra_jax.step import TrainState
 
@@ -244,3 +245,50 @@ def test_full_disk_is_known_before_anything_is_written(tmp_path, monkeypatch):
             checkpoints.save(2, state, {}, {})
         assert error.value.filename == str(tmp_path)
     assert steps(tmp_path) == [1]
+
+
+@pytest.mark.parametrize("origin", MESHES)
+def test_parameters_come_alone_from_any_mesh(origin, tmp_path):
+    states = {step: make_state(abstract_state(origin), seed=step) for step in (3, 12)}
+    with Checkpoints(tmp_path, "hash", keep=2) as checkpoints:
+        for step, state in states.items():
+            checkpoints.save(step, state, {}, {})
+    for asked, expected in ((None, 12), (3, 3), (12, 12)):
+        step, params = restore_params(tmp_path, asked)
+        assert step == expected
+        assert_same(params, states[expected].params)
+        assert all(type(x) is np.ndarray for x in jax.tree.leaves(params))
+
+
+def test_parameters_are_read_without_the_optimiser(two, tmp_path):
+    """A checkpoint whose moments are gone still has its parameters; and memory stays that of one.
+
+    Moments are most of the bytes of a state: what is read is counted where TensorStore opens it.
+    """
+    opened = []
+    read = ocp.type_handlers.NumpyHandler.deserialize
+
+    async def deserialize(self, infos, args=None):
+        opened.extend(info.name for info in infos)
+        return await read(self, infos, args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ocp.type_handlers.NumpyHandler, "deserialize", deserialize)
+        restore_params(two)
+    assert opened and all(name.startswith("params.") for name in opened)
+
+
+@pytest.mark.parametrize("step", [None, 7])
+def test_parameters_of_no_checkpoint(step, two, tmp_path):
+    with pytest.raises(UserError, match=rf"^{tmp_path} has no checkpoint.*there are: none$"):
+        restore_params(tmp_path, step)
+    with pytest.raises(UserError, match="has no checkpoint of step 7; there are: 1, 2$"):
+        restore_params(two, 7)
+
+
+@pytest.mark.parametrize("damage", ["truncated values", "truncated index", "missing state"])
+def test_parameters_of_a_damaged_checkpoint(damage, two, tmp_path):
+    shutil.copytree(two, tmp_path, dirs_exist_ok=True)
+    DAMAGE[damage](tmp_path / "2")
+    with pytest.raises(UserError, match=f"^{tmp_path}/2 cannot be read: "):
+        restore_params(tmp_path)

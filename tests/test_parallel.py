@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 from ml_collections import ConfigDict
 
 from electra_jax import masking, parallel
+from electra_jax.checkpoint import Checkpoints
 from electra_jax.config import model_config
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import structure
@@ -32,6 +33,8 @@ RECIPES = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
 CARRIERS = {
     "one device": (1, 1, 1, 1, "jit", False),
     "one device, 4 microbatches": (1, 1, 1, 4, "jit", False),
+    "2 data": (2, 1, 1, 1, "jit", False),
+    "2 fsdp, 2 tensor": (1, 2, 2, 1, "jit", False),
     "8 data": (8, 1, 1, 1, "jit", False),
     "8 data, optimiser sharded": (8, 1, 1, 1, "jit", True),
     "2 data, 4 fsdp": (2, 4, 1, 1, "jit", False),
@@ -109,6 +112,42 @@ def test_training_is_the_same_on_any_topology(carrier):
 
 def test_training_a_masked_language_model_is_the_same_too():
     assert_same_training("2 data, 2 fsdp, 2 tensor", "mlm")
+
+
+def steps(program: Program, state: TrainState, first: int, last: int) -> tuple[TrainState, list]:
+    """The state after the steps `first` to `last`, each on a batch of its own, and their sums."""
+    history = []
+    for step in range(first, last + 1):
+        batch = program.place(tiny.packed(16, seed=step))
+        state, sums = program.train_step(state, batch)
+        history.append(jax.device_get(sums))
+    return state, history
+
+
+@pytest.fixture(scope="module", params=["8 data", "2 data, 4 fsdp", "4 data, 2 tensor"])
+def interrupted(request, tmp_path_factory) -> tuple[Path, dict[str, np.ndarray], list[dict]]:
+    """Checkpoints with that of step 5, and what comes of 10 steps more where they were made."""
+    directory = tmp_path_factory.mktemp("checkpoints")
+    origin = program(request.param, "electra")
+    with Checkpoints(directory, "hash", keep=1) as checkpoints:
+        state, _ = steps(origin, start(origin, "electra"), 1, 5)
+        checkpoints.save(5, state, {}, {})
+        state, history = steps(origin, state, 6, 15)
+    return directory, tiny.flat(state), history
+
+
+@pytest.mark.parametrize("target", ["one device", "2 data", "2 fsdp, 2 tensor", "8 data"])
+def test_a_run_that_moves_goes_on_as_if_it_had_not(interrupted, target):
+    directory, expected, expected_history = interrupted
+    moved = program(target, "electra")
+    with Checkpoints(directory, "hash", keep=1) as checkpoints:
+        restored = checkpoints.restore_newest(moved.abstract_state, print)
+    state, history = steps(moved, restored.state, 6, 15)
+    for name, value in tiny.flat(state).items():
+        np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-5, err_msg=name)
+    for sums, other in zip(history, expected_history, strict=True):
+        for name, value in sums.items():
+            np.testing.assert_allclose(value, other[name], rtol=1e-5, err_msg=name)
 
 
 def test_initial_state_is_the_same_on_any_topology():
