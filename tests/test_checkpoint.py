@@ -282,7 +282,7 @@ def test_parameters_are_read_without_the_optimiser(two, tmp_path):
 def test_parameters_of_no_checkpoint(step, two, tmp_path):
     with pytest.raises(UserError, match=rf"^{tmp_path} has no checkpoint.*there are: none$"):
         restore_params(tmp_path, step)
-    with pytest.raises(UserError, match="has no checkpoint of step 7; there are: 1, 2$"):
+    with pytest.raises(UserError, match=r"has no checkpoint of step 7; there are: 1, 2$"):
         restore_params(two, 7)
 
 

@@ -1,6 +1,7 @@
 """Runs that are told to stop, or killed, and what becomes of them when they are started again."""
 
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,12 @@ def straight(place) -> Path:
     return place / "straight"
 
 
+def assert_stopped_in_time(run: Path, result: subprocess.CompletedProcess) -> None:
+    """It has just ended, with 42, at most 10 seconds after it was told to."""
+    assert time.time() - run.with_name(f"{run.name}.sent").stat().st_mtime < 10
+    assert result.returncode == 42, result.stderr
+
+
 def batches(run: Path) -> dict[int, str]:
     """By step, the hash of the batch; that of the last time where it was used twice."""
     lines = run.with_name(f"{run.name}.batches").read_text().splitlines()
@@ -47,7 +54,7 @@ def test_stopped_and_killed_run_is_the_same_as_one_that_was_not(place, straight)
     stopped = tiny_run.run(
         place, "stopped", *FLAGS, "--config.data.num_workers=1", signals="10:SIGTERM"
     )
-    assert stopped.returncode == 42, stopped.stderr
+    assert_stopped_in_time(place / "stopped", stopped)
     step = max(int(path.name) for path in (place / "stopped" / "checkpoints").iterdir())
     assert step in (9, 10, 11)
     assert stopped.stderr == (
@@ -66,6 +73,21 @@ def test_stopped_and_killed_run_is_the_same_as_one_that_was_not(place, straight)
     assert batches(place / "stopped") == batches(straight)
     logged = [row["step"] for row in tiny_run.lines(straight) if "train/loss" in row]
     assert logged == [4, 8, 12, 16, 18]
+
+
+@pytest.mark.parametrize(("moment", "stops"), [("evaluation", [5]), ("save", [7, 8])])
+def test_signal_during_evaluation_or_save(place, straight, moment, stops):
+    """The first evaluation is that of step 5, and is then made up for; the first save of step 7."""
+    stopped = tiny_run.run(place, moment, *FLAGS, signals=f"{moment}:SIGTERM")
+    assert_stopped_in_time(place / moment, stopped)
+    step = max(int(path.name) for path in (place / moment / "checkpoints").iterdir())
+    assert step in stops
+    assert f"stopped by SIGTERM at step {step}, saved;" in stopped.stderr
+    assert ("held out at step 5" in stopped.stdout) == (moment == "save")
+    after = tiny_run.run(place, moment, *FLAGS)
+    assert after.returncode == 0, after.stderr
+    tiny_run.assert_same_run(place / moment, straight, 18)
+    assert batches(place / moment) == batches(straight)
 
 
 def test_signal_while_compiling_ends_the_run_at_once(place, straight):

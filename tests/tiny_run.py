@@ -2,8 +2,9 @@
 
 As a script, `tiny_run.py RECORD SIGNALS WORKDIR FLAGS...` is `electra_jax.main`, save that it
 appends the step and the hash of every batch consumed to the file RECORD, and that it sends itself
-SIGNALS: `12:SIGKILL` just before step 12, `12:SIGTERM,14:SIGINT` two of them; empty for none. All
-processes in its group get them. It does not kill itself before there is a checkpoint.
+SIGNALS: `12:SIGKILL` just before step 12, `12:SIGTERM,14:SIGINT` two of them; empty for none. In
+place of a step, `evaluation` and `save` stand for the middle of the first of these. All processes
+in its group get them. It does not kill itself before there is a checkpoint.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ import orbax.checkpoint as ocp
 from stdlib_text import stdlib_documents
 from tiny import flat
 
-from electra_jax import cli, main
+from electra_jax import cli, main, train
+from electra_jax.checkpoint import Checkpoints
 from electra_jax.data import loader
 from electra_jax.writer import read_metrics
 
@@ -115,19 +117,39 @@ def assert_same_run(found: Path, expected: Path, step: int) -> None:
 
 
 def recorded(
-    record: Path, signals: dict[int, str], workdir: Path, start_step: int, batches: Iterator[dict]
+    record: Path, signals: dict[str, str], workdir: Path, start_step: int, batches: Iterator[dict]
 ) -> Iterator[dict]:
     for step, batch in enumerate(batches, start_step + 1):
-        if name := signals.get(step):
+        if name := signals.get(str(step)):
             while name == "SIGKILL" and not any(
                 path.name.isdigit() for path in (workdir / "checkpoints").iterdir()
             ):
                 time.sleep(0.05)
-            os.killpg(0, signal.Signals[name])
+            send(name, workdir)
         content = b"".join(batch[name].tobytes() for name in sorted(batch))
         with record.open("a") as file:
             file.write(f"{step} {hashlib.sha256(content).hexdigest()}\n")
         yield batch
+
+
+def send(name: str, workdir: Path) -> None:
+    """To all processes of the group; when that was is the time of the file `WORKDIR.sent`."""
+    workdir.with_name(f"{workdir.name}.sent").touch()
+    os.killpg(0, signal.Signals[name])
+
+
+def sent_after_the_first(function: Callable, name: str | None, workdir: Path) -> Callable:
+    """`function`, whose first call is followed by the signal `name`, if any."""
+    left = [name] if name else []
+
+    def called(*args):
+        result = function(*args)
+        if left:
+            send(left.pop(), workdir)
+            time.sleep(0.2)  # it is here before anything else happens
+        return result
+
+    return called
 
 
 if __name__ == "__main__":
@@ -137,9 +159,11 @@ if __name__ == "__main__":
     train_batches = loader.train_batches
     loader.train_batches = lambda rows, start_step, *args, **kwargs: recorded(
         Path(record),
-        {int(step): name for step, name in at.items()},
+        at,
         Path(workdir),
         start_step,
         train_batches(rows, start_step, *args, **kwargs),
     )
+    train.add_up = sent_after_the_first(train.add_up, at.get("evaluation"), Path(workdir))
+    Checkpoints.save = sent_after_the_first(Checkpoints.save, at.get("save"), Path(workdir))
     cli.run(main.main)
