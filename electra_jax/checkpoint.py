@@ -21,6 +21,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as preservation
 
+from electra_jax import processes
 from electra_jax.config import BEST_METRICS
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import Params
@@ -115,8 +116,8 @@ class Checkpoints:
     ) -> Restored | None:
         """The newest checkpoint that can be read, or None where there is none at all.
 
-        Those after it are renamed, so that they are out of the way of those to come. With several
-        processes there is no such choice, because each would have to make the same.
+        Those after it are renamed, so that they are out of the way of those to come. Several
+        processes make the same choice: a checkpoint counts where each of them can read it.
 
         Args:
           abstract_state: shapes, dtypes and shardings of what is returned.
@@ -127,19 +128,19 @@ class Checkpoints:
         """
         damaged = []
         for step in sorted(self.manager.all_steps(), reverse=True):
+            restored, problem = None, "another process says so"
             try:
                 restored = self._restore(step, abstract_state)
             except UserError:
                 raise
             except Exception as error:  # Orbax has no class of its own for what it cannot read
-                log(f"warning: {self.directory / str(step)} cannot be read: {reason(error)}")
-                damaged.append(step)
-                if jax.process_count() > 1:
-                    break
-                continue
-            for other in damaged:
-                self._set_aside(other, log)
-            return restored
+                problem = reason(error)
+            if processes.everywhere(restored is not None):
+                for other in damaged:
+                    self._set_aside(other, log)
+                return restored
+            log(f"warning: {self.directory / str(step)} cannot be read: {problem}")
+            damaged.append(step)
         if damaged:
             raise UserError(
                 f"{self.directory}: no checkpoint can be read, of the steps "
@@ -164,11 +165,14 @@ class Checkpoints:
         return self.manager.restore(step, args=ocp.args.Composite(**{item: args}))[item]
 
     def _set_aside(self, step: int, log: Callable[[str], None]) -> None:
-        names = (self.directory / f"{step}.damaged.{number}" for number in itertools.count(1))
-        aside = next(path for path in names if not path.exists())
-        (self.directory / str(step)).rename(aside)
+        def rename() -> None:
+            names = (self.directory / f"{step}.damaged.{number}" for number in itertools.count(1))
+            aside = next(path for path in names if not path.exists())
+            (self.directory / str(step)).rename(aside)
+            log(f"warning: {self.directory / str(step)} is now {aside.name}, and of no further use")
+
+        processes.main_only(rename)
         self.manager.reload()
-        log(f"warning: {self.directory / str(step)} is now {aside.name}, and of no further use")
 
     @contextlib.contextmanager
     def _system_errors(self) -> Iterator[None]:

@@ -61,8 +61,11 @@ def join(coordinator: str | None, num_processes: int | None, process_id: int | N
             process_id,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
         )
-    except RuntimeError as error:
-        raise UserError(f"the processes of this run did not find each other: {error}") from error
+    except (RuntimeError, ValueError) as error:  # the latter where JAX does not know the launcher
+        raise UserError(
+            f"the processes of this run did not find each other: {error}; "
+            f"{', '.join(given)} say where they are"
+        ) from error
 
 
 def main_first(work: Callable[[], Result]) -> Result:
@@ -76,6 +79,19 @@ def main_first(work: Callable[[], Result]) -> Result:
     made = [work()] if is_main else []
     multihost_utils.sync_global_devices("process 0 is ready")
     return made[0] if is_main else work()
+
+
+def main_only(work: Callable[[], None]) -> None:
+    """Calls `work` in process 0; the others wait until it is done."""
+    if jax.process_index() == 0:
+        work()
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("process 0 has done it")
+
+
+def everywhere(flag: bool) -> bool:
+    """Whether `flag` is true in all processes."""
+    return flag if jax.process_count() == 1 else bool(multihost_utils.process_allgather(flag).all())
 
 
 def check_equal(text: str, what: str) -> None:

@@ -286,6 +286,7 @@ def test_parameters_of_no_checkpoint(step, two, tmp_path):
         restore_params(two, 7)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # those of Orbax
 @pytest.mark.parametrize("damage", ["truncated values", "truncated index", "missing state"])
 def test_parameters_of_a_damaged_checkpoint(damage, two, tmp_path):
     shutil.copytree(two, tmp_path, dirs_exist_ok=True)

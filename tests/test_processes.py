@@ -1,8 +1,11 @@
 """Several real processes on this machine, started by the local launcher."""
 
+import itertools
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -136,6 +139,19 @@ def test_stopped_processes_save_the_same_step_and_others_go_on(place, one):
         np.testing.assert_allclose(array, parameters(one)[name], rtol=1e-4, atol=1e-5)
 
 
+def test_processes_pass_over_a_damaged_checkpoint_together(place, one):
+    shutil.copytree(one, place / "damaged")
+    newest = place / "damaged" / "checkpoints" / str(STEPS)
+    shutil.rmtree(newest / "state" / "d")
+    run = start(place, 2, 4, "damaged")
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, output
+    assert output.count(f"{STEPS} is now {STEPS}.damaged.1, and of no further use\n") == 1
+    assert output.count("resuming at step 3\n") == 1
+    for row, expected in zip(measured(place / "damaged"), measured(one), strict=True):
+        assert row == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
 def test_no_process_waits_for_a_dead_one(place):
     run = start(place, 2, 1, "dead", "--config.num_train_steps=100000")
     lines_until(run, "compiled in")
@@ -159,6 +175,62 @@ def test_no_process_waits_for_a_dead_one(place):
 def test_flags_belong_together(arguments, message):
     with pytest.raises(UserError, match=message):
         processes.join(*arguments)
+
+
+CLUSTERS = {
+    "Slurm": lambda i, number: {
+        **{"SLURM_JOB_ID": str(number), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"},
+        **{"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)},
+    },
+    "Open MPI": lambda i, number: {
+        "OMPI_MCA_orte_hnp_uri": f"{number * 2**12}.0;tcp://127.0.0.1:1",
+        **{"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": str(i)},
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(i),
+    },
+}
+
+
+def greet(environment: dict[str, str]) -> subprocess.Popen:
+    """A process that joins the others as `main` does, and says which one of how many it is."""
+    code = (
+        "import jax; from electra_jax import processes; processes.join(None, None, None);"
+        "processes.check_equal('all of them', 'this');"
+        "print(jax.process_index(), jax.process_count(), len(jax.local_devices()))"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={
+            **{name: x for name, x in os.environ.items() if not name.startswith("SLURM_")},
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+            **{"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2", "XLA_FLAGS": ""},
+            **environment,
+        },
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def is_free(number: int) -> bool:
+    """Whether the port is that JAX derives from the number of a job."""
+    with socket.socket() as attempt:
+        return attempt.connect_ex(("localhost", 2**16 - 2**12 + number)) != 0
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_processes_find_each_other_by_what_a_cluster_sets(cluster):
+    """The variables are those that srun and mpirun give to each process of two on one host."""
+    number = next(number for number in itertools.count(os.getpid() % 2**11) if is_free(number))
+    group = [greet(CLUSTERS[cluster](i, number)) for i in range(2)]
+    said = [process.communicate(timeout=60)[0].splitlines() for process in group]
+    assert "0 2 2" in said[0] and "1 2 2" in said[1]
+
+
+def test_a_launcher_that_jax_does_not_know_is_an_error_with_advice(monkeypatch):
+    """Such as Open MPI 5, which no longer says where the first process is."""
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.delenv("OMPI_MCA_orte_hnp_uri", raising=False)
+    with pytest.raises(UserError, match=r"did not find each other: .* --coordinator, --num_proc"):
+        processes.join(None, None, None)
 
 
 @pytest.mark.parametrize(
