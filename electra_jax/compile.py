@@ -124,7 +124,9 @@ def examine(config: ConfigDict, topology: str | None, num_slices: int = 1) -> di
     if config.model.dtype == "auto":
         config.model.dtype = "bfloat16"  # what it means on a TPU
     validate(config, len(devices))
-    objective = make_objective(config, find_tokenizer(config.data))
+    tokenizer = find_tokenizer(config.data)
+    counts = np.ones(tokenizer.vocab_size, np.int64)  # of what, does not matter here
+    objective = make_objective(config, tokenizer, counts)
     mesh = parallel.make_mesh(config.parallel, devices)
     program = parallel.make_program(
         mesh,
@@ -137,7 +139,10 @@ def examine(config: ConfigDict, topology: str | None, num_slices: int = 1) -> di
     )
     length = config.data.sequence_length
     per_token = train_flops_per_token(
-        objective.model, length, objective.masking.max_predictions(length)
+        objective.model,
+        length,
+        objective.masking.max_predictions(length),
+        objective.generator_passes,
     )
     facts = {
         "topology": topology,

@@ -22,10 +22,14 @@ def get_config() -> ConfigDict:
     """The complete default configuration, locked: unknown names are errors."""
     config = ConfigDict()
     config.task = "pretrain"
-    config.objective = "electra"  # electra | mlm (BERT: the generator alone, at full size)
+    # electra | electra_15 | replace_mlm | all_tokens_mlm | mlm (BERT: the generator alone, at full
+    # size); docs/objectives.md says what each of them is
+    config.objective = "electra"
+    config.algorithm = "joint"  # joint | two_stage | adversarial: how the two networks are trained
     config.seed = 0  # of parameters, masks, samples, dropout and the order of the data
     config.num_train_steps = 1_000_000
     config.batch_size = 128  # global: rows per update over all devices and hosts
+    config.ramp_steps = 0  # updates in which what has a *_start goes from there to its own value
     config.num_microbatches = 1  # gradients are accumulated over this many parts of the batch
 
     config.data = data = ConfigDict()
@@ -61,10 +65,14 @@ def get_config() -> ConfigDict:
     model.scan_unroll = 1  # layers in one iteration of the loop; num_layers: no loop
 
     config.generator = generator = ConfigDict()
+    generator.kind = "learned"  # learned | frozen | unigram | uniform
+    generator.init_from = ""  # run directory whose generator this one starts as
+    generator.mle_steps = 0  # two_stage: updates of the first stage; adversarial: of warm-up by MLM
     generator.width = 0.25  # of hidden_size; heads and feed-forward follow (spec 2.1)
     generator.depth = 1.0  # of num_layers
-    generator.sharing = "embeddings"  # embeddings | none | all (spec 2.2)
+    generator.sharing = "embeddings"  # embeddings | none | all (spec 2.2) | gdes (DeBERTaV3)
     generator.temperature = 1.0  # divides the logits before sampling
+    generator.temperature_start = placeholder(float)  # at step 0; default: the same throughout
     generator.disallow_correct = False  # never sample the original token
 
     config.masking = masking = ConfigDict()
@@ -76,7 +84,9 @@ def get_config() -> ConfigDict:
 
     config.loss = loss = ConfigDict()
     loss.generator_weight = 1.0
-    loss.discriminator_weight = 50.0
+    loss.generator_weight_start = placeholder(float)  # at step 0; default: the same throughout
+    loss.discriminator_weight = 50.0  # of the main network, whatever it is to predict
+    loss.discriminator_weight_start = placeholder(float)
 
     config.optimizer = optimizer = ConfigDict()
     optimizer.learning_rate = 5e-4
@@ -108,7 +118,7 @@ def get_config() -> ConfigDict:
     return config.lock()
 
 
-OBJECTIVES = ("electra", "mlm")
+OBJECTIVES = ("electra", "electra_15", "replace_mlm", "all_tokens_mlm", "mlm")
 BEST_METRICS = {  # and whether larger is better
     "eval/loss": False,
     "eval/mlm_loss": False,
@@ -116,11 +126,17 @@ BEST_METRICS = {  # and whether larger is better
     "eval/rtd_loss": False,
     "eval/rtd_accuracy": True,
     "eval/rtd_auc": True,
+    "eval/reconstruction_loss": False,
+    "eval/reconstruction_accuracy": True,
 }
+
+DISCRIMINATOR_HEADS = {"replace_mlm": "masked_lm", "all_tokens_mlm": "copy"}
 
 Check = tuple[Callable[[Any], bool], str]
 POSITIVE: Check = (lambda x: x > 0, "a number above 0")
 COUNT: Check = (lambda x: x >= 1, "at least 1")
+OPTIONAL_POSITIVE: Check = (lambda x: x is None or x > 0, "a number above 0")
+OPTIONAL_NOT_NEGATIVE: Check = (lambda x: x is None or x >= 0, "0 or more")
 OPTIONAL_COUNT: Check = (lambda x: x is None or x >= 1, "at least 1")
 NOT_NEGATIVE: Check = (lambda x: x >= 0, "0 or more")
 SHARE: Check = (lambda x: 0 <= x <= 1, "between 0 and 1")
@@ -136,9 +152,11 @@ def one_of(*values: str) -> Check:
 CHECKS: dict[str, Check] = {
     "task": one_of("pretrain"),
     "objective": one_of(*OBJECTIVES),
+    "algorithm": one_of("joint", "two_stage", "adversarial"),
     "seed": (lambda x: 0 <= x < 2**32, "at least 0 and below 2**32"),  # JAX drops higher bits
     "num_train_steps": COUNT,
     "batch_size": COUNT,
+    "ramp_steps": NOT_NEGATIVE,
     "num_microbatches": COUNT,
     "data.source": (bool, "docstrings or the files to read"),
     "data.on_error": one_of("raise", "skip"),
@@ -168,17 +186,22 @@ CHECKS: dict[str, Check] = {
     "model.dtype": one_of("auto", "float32", "bfloat16"),
     "model.remat": one_of(*REMAT_POLICIES),
     "model.scan_unroll": COUNT,
+    "generator.kind": one_of("learned", "frozen", "unigram", "uniform"),
+    "generator.mle_steps": NOT_NEGATIVE,
     "generator.width": POSITIVE,
     "generator.depth": POSITIVE,
-    "generator.sharing": one_of("embeddings", "none", "all"),
+    "generator.sharing": one_of("embeddings", "none", "all", "gdes"),
     "generator.temperature": POSITIVE,
+    "generator.temperature_start": OPTIONAL_POSITIVE,
     "masking.mode": one_of("clean", "faithful"),
     "masking.unit": one_of("token", "word", "span"),
     "masking.rate": FRACTION,
     "masking.mask_token_share": SHARE,
     "masking.random_token_share": SHARE,
     "loss.generator_weight": NOT_NEGATIVE,
+    "loss.generator_weight_start": OPTIONAL_NOT_NEGATIVE,
     "loss.discriminator_weight": NOT_NEGATIVE,
+    "loss.discriminator_weight_start": OPTIONAL_NOT_NEGATIVE,
     "optimizer.learning_rate": POSITIVE,
     "optimizer.warmup_steps": NOT_NEGATIVE,
     "optimizer.decay_power": POSITIVE,
@@ -244,7 +267,7 @@ def clashes(config: ConfigDict, num_devices: int) -> Iterator[str]:
                 f"config.{name} = {needs_full_size!r} needs config.generator.width = 1 and "
                 f"config.generator.depth = 1, found {generator.width} and {generator.depth}"
             )
-    if config.objective == "electra" and generator.sharing != "all":
+    if has_generator(config) and generator.sharing != "all":
         width, layers = generator_width(config), generator_layers(config)
         if width < 1 or width % num_heads(width):
             yield (
@@ -257,16 +280,7 @@ def clashes(config: ConfigDict, num_devices: int) -> Iterator[str]:
                 f"config.generator.depth is {generator.depth}, which leaves none of "
                 f"config.model.num_layers = {model.num_layers}; allowed: at least 1 layer"
             )
-    if config.objective == "mlm" and generator.sharing != "embeddings":
-        yield (
-            f"config.generator.sharing is {generator.sharing!r}, but config.objective = 'mlm' has "
-            "no second network to share with; leave it at 'embeddings'"
-        )
-    if config.objective == "mlm" and "rtd" in config.checkpoint.keep_best:
-        yield (
-            f"config.checkpoint.keep_best is {config.checkpoint.keep_best!r}, which "
-            "config.objective = 'mlm' does not measure"
-        )
+    yield from training_clashes(config)
     if config.masking.mask_token_share + config.masking.random_token_share > 1:
         yield (
             "config.masking.mask_token_share and config.masking.random_token_share are "
@@ -317,6 +331,140 @@ def clashes(config: ConfigDict, num_devices: int) -> Iterator[str]:
         )
 
 
+STARTS = ("generator.temperature", "loss.generator_weight", "loss.discriminator_weight")
+
+
+def without_effect(config: ConfigDict) -> Iterator[tuple[str, list[str]]]:
+    """Fields that decide nothing, and the field because of which."""
+    generator = config.generator
+    if config.objective == "mlm":
+        names = "kind init_from mle_steps sharing temperature temperature_start disallow_correct"
+        yield (
+            "objective",
+            [f"generator.{name}" for name in names.split()]
+            + ["algorithm", "loss.discriminator_weight", "loss.discriminator_weight_start"],
+        )
+        return
+    if generator.kind != "learned":
+        weights = ["loss.generator_weight", "loss.generator_weight_start"]
+        yield "generator.kind", ["algorithm", "generator.mle_steps", *weights]
+    if generator.kind in ("unigram", "uniform"):
+        yield (
+            "generator.kind",
+            [f"generator.{name}" for name in ("init_from", "width", "depth", "sharing")]
+            + ["masking.mask_token_share", "masking.random_token_share"],
+        )
+    if generator.kind == "uniform":
+        yield "generator.kind", ["generator.temperature", "generator.temperature_start"]
+    if generator.kind == "learned" and config.algorithm == "joint":
+        yield "algorithm", ["generator.mle_steps"]
+
+
+def training_clashes(config: ConfigDict) -> Iterator[str]:
+    """Sentences about objectives, generators and algorithms that do not fit each other."""
+    generator, default = config.generator, flatten(get_config())
+    inert = set()
+    for cause, names in without_effect(config):
+        for name in names:
+            value = field(config, name)
+            if value != default[name]:
+                inert.add(name)
+                yield (
+                    f"config.{name} is {value!r}, which has no effect with config.{cause} = "
+                    f"{field(config, cause)!r}; leave it at {default[name]!r}"
+                )
+    started = [name for name in STARTS if field(config, f"{name}_start") is not None]
+    for name in started:
+        if not config.ramp_steps and f"{name}_start" not in inert:
+            yield (
+                f"config.{name}_start is {field(config, f'{name}_start')}, which has no effect "
+                "with config.ramp_steps = 0; say in how many updates it is left behind"
+            )
+    if config.ramp_steps and not started:
+        yield (
+            f"config.ramp_steps is {config.ramp_steps}, which has no effect as long as none of "
+            f"{', '.join(f'config.{name}_start' for name in STARTS)} is set"
+        )
+    if (cause := not_measuring(config)) and cause not in inert:
+        yield (
+            f"config.checkpoint.keep_best is {config.checkpoint.keep_best!r}, which "
+            f"config.{cause} = {field(config, cause)!r} does not measure"
+        )
+    if not has_generator(config):
+        return
+    if config.algorithm == "two_stage" or generator.kind == "frozen":
+        cause = "generator.kind" if generator.kind == "frozen" else "algorithm"
+        if generator.sharing not in ("none", "gdes"):
+            yield (
+                f"config.generator.sharing is {generator.sharing!r}, but with config.{cause} = "
+                f"{field(config, cause)!r} the discriminator goes on when the generator is "
+                "frozen; allowed: 'none' or 'gdes'"
+            )
+    if config.algorithm == "two_stage" and generator.kind == "learned" and generator.mle_steps:
+        if generator.mle_steps >= config.num_train_steps:
+            yield (
+                f"config.generator.mle_steps is {generator.mle_steps}, which leaves none of "
+                f"config.num_train_steps = {config.num_train_steps} to the discriminator"
+            )
+        if generator.sharing in ("none", "gdes") and not is_of_one_size(config):
+            yield (
+                "config.algorithm = 'two_stage' copies the generator into the discriminator: it "
+                "needs config.generator.width = 1 and config.generator.depth = 1, no other "
+                "config.model.num_heads and config.model.intermediate_size than by default, and, "
+                "where config.generator.sharing = 'none', config.model.embedding_size = "
+                "config.model.hidden_size"
+            )
+    if config.algorithm == "adversarial":
+        if config.objective not in ("electra", "electra_15"):
+            yield (
+                f"config.objective is {config.objective!r}, but config.algorithm = 'adversarial' "
+                "rewards the generator for the verdicts of a discriminator; allowed: 'electra', "
+                "'electra_15'"
+            )
+        if config.masking.mode != "clean":
+            yield (
+                f"config.masking.mode is {config.masking.mode!r}, in which samples are averaged; "
+                "config.algorithm = 'adversarial' rewards each of them: allowed: 'clean'"
+            )
+    if generator.init_from and generator.sharing == "all":
+        yield (
+            f"config.generator.init_from is {generator.init_from!r}, but with "
+            "config.generator.sharing = 'all' the generator has no encoder of its own"
+        )
+
+
+def not_measuring(config: ConfigDict) -> str:
+    """The field because of which there is no `config.checkpoint.keep_best`, or ""."""
+    metric, objective = config.checkpoint.keep_best, config.objective
+    if "rtd" in metric:
+        return "" if objective in ("electra", "electra_15") else "objective"
+    if "reconstruction" in metric:
+        return "" if objective in DISCRIMINATOR_HEADS else "objective"
+    return "generator.kind" if "mlm" in metric and not is_network(config) else ""
+
+
+def is_network(config: ConfigDict) -> bool:
+    """Whether what proposes tokens is a network, learned or frozen."""
+    return config.generator.kind in ("learned", "frozen")
+
+
+def has_generator(config: ConfigDict) -> bool:
+    """Whether there is a generator beside the network that is kept."""
+    return config.objective != "mlm" and is_network(config)
+
+
+def is_of_one_size(config: ConfigDict) -> bool:
+    """Whether generator and discriminator have the same parameters but for their heads."""
+    model, width = config.model, generator_width(config)
+    sizes = (width, generator_layers(config), num_heads(width), 4 * width)
+    return sizes == (
+        model.hidden_size,
+        model.num_layers,
+        model.num_heads or num_heads(model.hidden_size),
+        model.intermediate_size or 4 * model.hidden_size,
+    ) and (config.generator.sharing == "gdes" or model.embedding_size == width)
+
+
 def num_heads(hidden_size: int) -> int:
     """One attention head for every 64 of width, at least one (spec 1.1)."""
     return max(1, hidden_size // 64)
@@ -355,21 +503,27 @@ def model_config(config: ConfigDict, vocab_size: int) -> ElectraConfig:
     )
     if config.objective == "mlm":
         return ElectraConfig(discriminator=None, generator=discriminator)
-    if generator.sharing == "all":
-        return ElectraConfig(discriminator, discriminator, generator.sharing)
-    width = generator_width(config)
-    return ElectraConfig(
+    made = ElectraConfig(
         discriminator,
-        dataclasses.replace(
-            discriminator,
-            embedding_size=width if generator.sharing == "none" else model.embedding_size,
-            hidden_size=width,
-            num_layers=generator_layers(config),
-            num_heads=num_heads(width),
-            intermediate_size=4 * width,
-        ),
+        discriminator,
         generator.sharing,
+        DISCRIMINATOR_HEADS.get(config.objective, "replaced_token"),
+        baseline=config.algorithm == "adversarial",
     )
+    if not is_network(config):
+        return dataclasses.replace(made, generator=None)
+    if generator.sharing == "all":
+        return made
+    width = generator_width(config)
+    own = dataclasses.replace(
+        discriminator,
+        embedding_size=width if generator.sharing == "none" else model.embedding_size,
+        hidden_size=width,
+        num_layers=generator_layers(config),
+        num_heads=num_heads(width),
+        intermediate_size=4 * width,
+    )
+    return dataclasses.replace(made, generator=own)
 
 
 def flatten(config: ConfigDict) -> dict[str, Any]:

@@ -37,18 +37,35 @@ def encoder_flops(config: EncoderConfig, length: int) -> int:
     return config.num_layers * layer + 2 * embedding * hidden * (embedding != hidden)
 
 
-def train_flops_per_token(model: ElectraConfig, length: int, predictions: int) -> float:
+def masked_lm_head_flops(config: EncoderConfig) -> int:
+    """Forward operations of predicting one token."""
+    embedding = config.embedding_size
+    return 2 * config.hidden_size * embedding + 2 * embedding * config.vocab_size
+
+
+def train_flops_per_token(
+    model: ElectraConfig, length: int, predictions: int, generator_passes: int = 3
+) -> float:
     """Operations of forward and backward pass for one token.
 
     Args:
       length: of a row.
       predictions: masked positions per row.
+      generator_passes: 1 where the generator has no backward pass.
     """
     generator, discriminator = model.generator, model.discriminator
-    embedding = generator.embedding_size
-    head = 2 * generator.hidden_size * embedding + 2 * embedding * generator.vocab_size
-    forward = encoder_flops(generator, length) + head * predictions / length
+    flops = 0.0
+    if generator:
+        head = masked_lm_head_flops(generator) * predictions / length
+        flops += generator_passes * (encoder_flops(generator, length) + head)
+        if model.baseline:  # its input has no gradient
+            flops += 2 * 2 * generator.hidden_size * predictions / length
     if discriminator:
         hidden = discriminator.hidden_size
-        forward += encoder_flops(discriminator, length) + 2 * hidden * hidden + 2 * hidden
-    return 3 * forward
+        head = {
+            "replaced_token": 2 * hidden * hidden + 2 * hidden,
+            "masked_lm": masked_lm_head_flops(discriminator) * predictions / length,
+            "copy": masked_lm_head_flops(discriminator) + 2 * hidden,
+        }[model.discriminator_head]
+        flops += 3 * (encoder_flops(discriminator, length) + head)
+    return flops

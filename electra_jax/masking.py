@@ -185,11 +185,29 @@ def draw_span_starts(starts_word: Bool[Array, "L"], key: Key[Array, ""]) -> Bool
     return starts_word & is_start[jnp.cumsum(starts_word) - 1]
 
 
+def proposal_logits(
+    logits: Float[Array, "B P Vpad"],
+    labels: Int[Array, "B P"],
+    temperature: float | Float[Array, ""] = 1.0,
+    disallow_correct: bool = False,
+) -> Float[Array, "B P Vpad"]:
+    """Logits of the distribution that replacements are drawn from (spec 3.5).
+
+    Args:
+      disallow_correct: never draw the original token.
+    """
+    logits = logits / temperature
+    if disallow_correct:
+        is_label = jax.nn.one_hot(labels, logits.shape[-1], dtype=bool)
+        logits = jnp.where(is_label, -jnp.inf, logits)
+    return logits
+
+
 def sample_replacements(
     logits: Float[Array, "B P Vpad"],
     labels: Int[Array, "B P"],
     keys: RowKeys,
-    temperature: float = 1.0,
+    temperature: float | Float[Array, ""] = 1.0,
     disallow_correct: bool = False,
 ) -> Int[Array, "B P"]:
     """Exact draws from softmax(logits / temperature) by Gumbel noise (spec 3.5).
@@ -200,12 +218,10 @@ def sample_replacements(
     two small draws in place of one number for every word of the vocabulary.
 
     Args:
-      disallow_correct: never draw the original token.
+      temperature, disallow_correct: see `proposal_logits`.
     """
-    logits = jax.lax.stop_gradient(logits) / temperature
-    if disallow_correct:
-        is_label = jax.nn.one_hot(labels, logits.shape[-1], dtype=bool)
-        logits = jnp.where(is_label, -jnp.inf, logits)
+    logits = jax.lax.stop_gradient(logits)
+    logits = proposal_logits(logits, labels, temperature, disallow_correct)
     blocks = logits.reshape(*logits.shape[:-1], -1, VOCAB_BLOCK)
 
     def sample_row(blocks: Float[Array, "P K W"], key: Key[Array, ""]) -> Int[Array, "P"]:
@@ -215,6 +231,17 @@ def sample_replacements(
         return block * VOCAB_BLOCK + jax.random.categorical(token_key, inside)
 
     return jax.vmap(sample_row)(blocks, keys)
+
+
+def is_selected(masked: Masked, length: int) -> Bool[Array, "B {length}"]:
+    """Which positions of rows of `length` tokens are predicted."""
+
+    def select_row(positions: Int[Array, "P"], weights: Float[Array, "P"]) -> Bool[Array, "L"]:
+        outside = length  # writes there are dropped
+        positions = jnp.where(weights > 0, positions, outside)
+        return jnp.zeros(length, bool).at[positions].set(True, mode="drop")
+
+    return jax.vmap(select_row)(masked.masked_positions, masked.weights)
 
 
 def corrupt(

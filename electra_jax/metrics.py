@@ -39,6 +39,7 @@ def area_under_curve(histogram: Float[np.ndarray, "2 bins"]) -> float | None:
 def summarize(sums: Mapping[str, np.ndarray], loss_terms: Mapping[str, float]) -> dict[str, float]:
     """Means of the pairs, AUC of the histograms, and the total `loss` in front.
 
+    The total is the weighted sum of `loss_terms`, or else what `sums` say of it.
     A metric whose weight is zero (precision where nothing was called replaced) is left out.
     """
     values = {}

@@ -6,11 +6,12 @@ counter hides in the optimiser's state.
 
 import dataclasses
 import re
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from electra_jax.modeling.electra import Params, path_name
 
@@ -37,9 +38,20 @@ class OptimizerConfig:
     max_grad_norm: float = 1.0
 
 
-def learning_rate(config: OptimizerConfig, step: Int[Array, ""]) -> Float[Array, ""]:
-    """Warm-up times decay, both active from step 0, so the very first update has rate 0."""
-    remaining = 1 - jnp.minimum(step, config.num_steps) / config.num_steps
+def learning_rate(
+    config: OptimizerConfig, step: Int[Array, ""], switch_step: int = 0
+) -> Float[Array, ""]:
+    """Warm-up times decay, both active from step 0, so the very first update has rate 0.
+
+    Args:
+      switch_step: where the second of two stages begins, and both of them anew; 0: there is one.
+    """
+    num_steps = config.num_steps
+    if switch_step:
+        is_second = step >= switch_step
+        num_steps = jnp.where(is_second, num_steps - switch_step, switch_step)
+        step = jnp.where(is_second, step - switch_step, step)
+    remaining = 1 - jnp.minimum(step, num_steps) / num_steps
     warmup = jnp.minimum(1.0, step / max(1, config.warmup_steps)) if config.warmup_steps else 1.0
     return config.learning_rate * remaining**config.decay_power * warmup
 
@@ -47,6 +59,22 @@ def learning_rate(config: OptimizerConfig, step: Int[Array, ""]) -> Float[Array,
 def is_decayed(params: Params) -> Params:
     """A tree of bools: which parameters shrink."""
     return jax.tree.map_with_path(lambda path, _: not NOT_DECAYED.search(path_name(path)), params)
+
+
+def only_trained(tree: Params, is_trained: Callable[[str], bool | Bool[Array, ""]]) -> Params:
+    """`tree`, gradients or updates, with zeros for the parameters that are frozen.
+
+    What has had no gradient has no moments; what gets no update does not decay.
+
+    Args:
+      is_trained: of a parameter's path; an array where that depends on the step.
+    """
+
+    def keep(path: tuple, x: Array) -> Array:
+        yes = is_trained(path_name(path))
+        return x if yes is True else jnp.where(yes, x, jnp.zeros_like(x))
+
+    return jax.tree.map_with_path(keep, tree)
 
 
 def scale_by_biased_adam(b1: float, b2: float, epsilon: float) -> optax.GradientTransformation:

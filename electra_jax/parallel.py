@@ -42,8 +42,8 @@ RULES: tuple[tuple[str, PartitionSpec], ...] = (
     (r"layers/up/bias$", P(None, "tensor")),  # [N, F]
     (r"layers/down/kernel$", P(None, "tensor", "fsdp")),  # [N, F, H]
     (r"layers/(attention/out|down)/bias$", P()),
-    (r"(projection|head/dense|head/output)/kernel$", P("fsdp", None)),
-    (r"(projection|head/dense|head/output|head)/bias$", P()),
+    (r"(projection|baseline|head/dense|head/output|head/copy)/kernel$", P("fsdp", None)),
+    (r"(projection|baseline|head/dense|head/output|head/copy|head)/bias$", P()),
     (r"norm/(scale|bias)$", P()),
     (r"^step$", P()),
 )
@@ -131,7 +131,7 @@ def on_own_rows(objective: Objective, stored: Params, scattered: Params) -> Obje
       stored: a `NamedSharding` for each parameter.
       scattered: likewise, for its gradient.
     """
-    dtype = objective.model.generator.dtype
+    dtype = objective.model.main.dtype
     mesh = jax.tree.leaves(stored)[0].mesh
     stored_specs, scattered_specs = (
         jax.tree.map(lambda x: P(*(axis if axis in ROWS else None for axis in x.spec)), tree)
@@ -158,21 +158,21 @@ def on_own_rows(objective: Objective, stored: Params, scattered: Params) -> Obje
     gather.defvjp(lambda *arguments: (gather(*arguments), None), scatter)
 
     class OnOwnRows(type(objective)):
-        def sums(self, params, batch, masked, key, dropout_key, evaluation):
-            def sums_of_own_rows(parts, params, batch, masked, key, dropout_key):
+        def sums(self, params, batch, masked, key, dropout_key, evaluation, step=None):
+            def sums_of_own_rows(parts, params, batch, masked, key, dropout_key, step):
                 params = jax.tree.map(gather, parts, params, scattered_specs, stored_specs)
                 if dropout_key is not None:
                     dropout_key = jax.random.fold_in(dropout_key, jax.lax.axis_index(ROWS))
-                sums = objective.sums(params, batch, masked, key, dropout_key, evaluation)
+                sums = objective.sums(params, batch, masked, key, dropout_key, evaluation, step)
                 return jax.lax.psum(sums, ROWS)
 
             return jax.shard_map(
                 sums_of_own_rows,
                 mesh=mesh,
-                in_specs=(scattered_specs, stored_specs, BATCH, BATCH, P(), P()),
+                in_specs=(scattered_specs, stored_specs, BATCH, BATCH, P(), P(), P()),
                 out_specs=P(),
                 axis_names={*ROWS},
-            )(params, jax.lax.stop_gradient(params), batch, masked, key, dropout_key)
+            )(params, jax.lax.stop_gradient(params), batch, masked, key, dropout_key, step)
 
     return OnOwnRows(**vars(objective))
 

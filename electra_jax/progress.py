@@ -24,9 +24,12 @@ SHOWN = {  # metric to its name on the console
     "mlm_loss": "mlm",
     "mlm_accuracy": "mlm acc",
     "rtd_loss": "rtd",
+    "reconstruction_loss": "reconstruction",
+    "reconstruction_accuracy": "reconstruction acc",
     "rtd_auc": "auc",
     "rtd_recall": "recall",
     "replaced_fraction": "replaced",
+    "reward": "reward",
 }
 
 

@@ -19,6 +19,7 @@ FIGURES = {
     "Masked language modelling loss (nats)": {"mlm_loss": ""},
     "Replaced token detection loss (nats)": {"rtd_loss": ""},
     "Replaced token detection AUC": {"rtd_auc": ""},
+    "Reconstruction loss (nats)": {"reconstruction_loss": ""},
     "Accuracy": {
         "mlm_accuracy": "MLM",
         "sampled_mlm_accuracy": "MLM, sampled",
@@ -29,6 +30,8 @@ FIGURES = {
         "rtd_recall": "recall",
         "replaced_fraction": "replaced",
     },
+    "Reconstruction": {"reconstruction_accuracy": "accuracy", "copy_rate": "copied"},
+    "Policy gradient (nats)": {"reward": "reward", "baseline_loss": "baseline's loss"},
     "Learning rate": {"learning_rate": ""},
     "Gradient norm": {"grad_norm": ""},
     "Tokens per second": {"tokens_per_second": ""},
@@ -41,6 +44,8 @@ TILES = (
     ("eval/mlm_accuracy", "MLM accuracy", "{:.1%}"),
     ("eval/rtd_auc", "RTD AUC", "{:.3f}"),
     ("eval/rtd_loss", "RTD loss", "{:.4f}"),
+    ("eval/reconstruction_loss", "reconstruction loss", "{:.3f}"),
+    ("eval/reconstruction_accuracy", "reconstruction accuracy", "{:.1%}"),
     ("tokens_per_second", "tokens per second", "{:,.0f}"),
     ("step", "steps", "{:,}"),
 )

@@ -6,6 +6,7 @@ leaves it is added over `axis_name`.
 """
 
 import dataclasses
+import functools
 import zlib
 
 import jax
@@ -17,7 +18,7 @@ from electra_jax.modeling.electra import Params
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.objectives import Objective
 from electra_jax.objectives.mlm import Batch, Sums, is_real
-from electra_jax.optimizer import OptimizerConfig, learning_rate, make_optimizer
+from electra_jax.optimizer import OptimizerConfig, learning_rate, make_optimizer, only_trained
 
 
 @jax.tree_util.register_dataclass
@@ -41,6 +42,23 @@ def stream(key: PRNGKey, name: str) -> PRNGKey:
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
+def begin_stage(objective: Objective, state: TrainState) -> TrainState:
+    """`state`, as training goes on from it.
+
+    That is another one only where the second of two stages begins: with the parameters that the
+    objective makes of those of the first, and without moments.
+    """
+    if not objective.switch_step:
+        return state
+    begins = state.step == objective.switch_step
+    choose = lambda new, old: jnp.where(begins, new, old)  # noqa: E731
+    return TrainState(
+        state.step,
+        jax.tree.map(choose, objective.second_stage(state.params), state.params),
+        jax.tree.map(lambda x: choose(jnp.zeros_like(x), x), state.opt_state),
+    )
+
+
 def train_step(
     state: TrainState,
     batch: Batch,
@@ -61,9 +79,11 @@ def train_step(
 
     Returns:
       The next state, and `[sum, weight]` pairs by metric name, `learning_rate` and `grad_norm`
-      (before clipping) among them. Where one of these is not finite, parameters and optimiser are
-      those of `state`: the update is skipped.
+      (before clipping) among them, and `loss` where the weights of its terms change. Where one of
+      these is not finite, parameters and optimiser are those of `state`: the update is skipped.
     """
+    state = begin_stage(objective, state)
+    weights = objective.loss_weights(state.step)
     key = jax.random.fold_in(jax.random.key(seed), state.step)
     masked = objective.mask(batch, stream(key, "mask"))
     totals = add_over_devices(objective.totals(batch, masked), axis_name)
@@ -71,16 +91,24 @@ def train_step(
     if axis_name:
         dropout_key = jax.random.fold_in(dropout_key, jax.lax.axis_index(axis_name))
 
+    def loss_of(sums: Sums) -> Float[Array, ""]:
+        return sum(
+            weight * sums[term][0] / jnp.maximum(totals[term], 1.0)
+            for term, weight in weights.items()
+        )
+
     def loss_and_sums(params, part) -> tuple[Float[Array, ""], Sums]:
         part_batch, part_masked, part_key = part
         sums = objective.sums(
-            params, part_batch, part_masked, stream(key, "sample"), part_key, evaluation=False
+            params,
+            part_batch,
+            part_masked,
+            stream(key, "sample"),
+            part_key,
+            evaluation=False,
+            step=state.step,
         )
-        loss = sum(
-            weight * sums[term][0] / jnp.maximum(totals[term], 1.0)
-            for term, weight in objective.loss_terms.items()
-        )
-        return loss, sums
+        return loss_of(sums), sums
 
     grads_and_sums = jax.grad(loss_and_sums, has_aux=True)
 
@@ -98,8 +126,11 @@ def train_step(
         (grads, sums), _ = jax.lax.scan(add_part, zeros, parts)
     grads, sums = add_over_devices((grads, sums), axis_name)
 
+    is_trained = functools.partial(objective.is_trained, step=state.step)
+    grads = only_trained(grads, is_trained)
     updates, opt_state = make_optimizer(optimizer).update(grads, state.opt_state, state.params)
-    rate = learning_rate(optimizer, state.step)
+    updates = only_trained(updates, is_trained)
+    rate = learning_rate(optimizer, state.step, objective.switch_step)
     params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
     one = jnp.float32(1)
     sums |= {
@@ -109,6 +140,8 @@ def train_step(
             [add_over_devices(is_real(batch).sum(dtype=jnp.float32), axis_name), one]
         ),
     }
+    if any(isinstance(weight, jax.Array) for weight in weights.values()):
+        sums["loss"] = jnp.stack([loss_of(sums), one])  # the host does not know the weights
     is_finite = jnp.stack([jnp.isfinite(x).all() for x in sums.values()]).all()
     params, opt_state = jax.tree.map(
         lambda new, old: jnp.where(is_finite, new, old),

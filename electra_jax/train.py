@@ -20,6 +20,7 @@ from electra_jax.data import layout, loader, sources
 from electra_jax.data.layout import Rows
 from electra_jax.errors import UserError
 from electra_jax.flops import peak_flops, train_flops_per_token
+from electra_jax.generator import generator_of, with_generator
 from electra_jax.interruption import Interruption
 from electra_jax.modeling.electra import Params
 from electra_jax.objectives import Objective, make_objective
@@ -79,7 +80,9 @@ def run(config: ConfigDict, workdir: Path, interruption: Interruption) -> TrainS
             f"{len(rows)} rows of {config.data.sequence_length} tokens to train on"
         )
     warn_of_long_words(config, store.manifest["splits"]["train"], log)
-    objective = make_objective(config, store.tokenizer)
+    is_unigram = config.generator.kind == "unigram"
+    counts = store.token_counts("train") if is_unigram else None
+    objective = make_objective(config, store.tokenizer, counts)
     optimizer = OptimizerConfig(num_steps=config.num_train_steps, **config.optimizer)
     program = parallel.make_program(
         mesh,
@@ -101,6 +104,9 @@ def run(config: ConfigDict, workdir: Path, interruption: Interruption) -> TrainS
         found = checkpoints.restore_newest(program.abstract_state, log)
         start, saved = (found.step, found.progress) if found else (0, {})
         state = found.state if found else program.init()
+        if not found and config.generator.init_from:
+            run = Path(config.generator.init_from)
+            state = with_generator(state, generator_of(run, store.tokenizer))
         if start > config.num_train_steps:
             raise UserError(
                 f"config.num_train_steps is {config.num_train_steps}, but {workdir} is at step "
@@ -280,7 +286,7 @@ def describe(
             "kind": device.device_kind,
             "number": str(jax.device_count()),
             "processes": str(jax.process_count()),
-            "compute": str(np.dtype(objective.model.generator.dtype)),
+            "compute": str(np.dtype(objective.model.main.dtype)),
         },
         "parameters": {"total": count(params)} | {part: count(params[part]) for part in params},
         "data": {
@@ -305,7 +311,12 @@ def describe(
 
 def flops_per_token(objective: Objective, length: int) -> float:
     """Operations for one token of one training step."""
-    return train_flops_per_token(objective.model, length, objective.masking.max_predictions(length))
+    return train_flops_per_token(
+        objective.model,
+        length,
+        objective.masking.max_predictions(length),
+        objective.generator_passes,
+    )
 
 
 def peak_tokens_per_second(objective: Objective, length: int) -> float | None:

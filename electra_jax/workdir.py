@@ -33,12 +33,14 @@ FREE_FIELDS = (
 # Fields that decide which parameters there are, and of what size: a checkpoint fits no others.
 SHAPING_FIELDS = (
     "objective",
+    "algorithm",
     "model.hidden_size",
     "model.num_layers",
     "model.embedding_size",
     "model.num_heads",
     "model.intermediate_size",
     "model.max_positions",
+    "generator.kind",
     "generator.width",
     "generator.depth",
     "generator.sharing",

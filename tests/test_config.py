@@ -131,6 +131,7 @@ def test_the_default_is_complete_and_locked():
         "data.vocab",
         "data.lower_case",
         "data.strip_accents",
+        "generator.init_from",
         "generator.disallow_correct",
         "parallel.shard_optimizer",
     }
@@ -139,9 +140,11 @@ def test_the_default_is_complete_and_locked():
 BAD_VALUES = {
     "task": ["finetune"],
     "objective": ["bert"],
+    "algorithm": ["gan"],
     "seed": [-1, 2**32],
     "num_train_steps": [0],
     "batch_size": [0],
+    "ramp_steps": [-1],
     "num_microbatches": [0],
     "data.source": [""],
     "data.on_error": ["ignore"],
@@ -168,17 +171,22 @@ BAD_VALUES = {
     "model.dtype": ["float16"],
     "model.remat": ["some"],
     "model.scan_unroll": [0],
+    "generator.kind": ["bigram"],
+    "generator.mle_steps": [-1],
     "generator.width": [0.0],
     "generator.depth": [0.0],
     "generator.sharing": ["some"],
     "generator.temperature": [0.0],
+    "generator.temperature_start": [0.0],
     "masking.mode": ["dirty"],
     "masking.unit": ["sentence"],
     "masking.rate": [0.0, 1.0],
     "masking.mask_token_share": [-0.1, 1.1],
     "masking.random_token_share": [-0.1, 1.1],
     "loss.generator_weight": [-1.0],
+    "loss.generator_weight_start": [-1.0],
     "loss.discriminator_weight": [-1.0],
+    "loss.discriminator_weight_start": [-1.0],
     "optimizer.learning_rate": [0.0, float("nan")],
     "optimizer.warmup_steps": [-1],
     "optimizer.decay_power": [0.0],
@@ -272,6 +280,108 @@ CLASHES = {
             "checkpoint__every_steps": 10_000,
         },
         ["config.checkpoint.keep_best is 'eval/rtd_auc'", "config.objective = 'mlm'"],
+    ),
+    "an algorithm for one network": (
+        {"objective": "mlm", **FULL_SIZE, "algorithm": "two_stage"},
+        ["config.algorithm is 'two_stage'", "config.objective = 'mlm'", "leave it at 'joint'"],
+    ),
+    "samples that are never drawn": (
+        {"objective": "mlm", **FULL_SIZE, "generator__temperature": 2.0},
+        ["config.generator.temperature is 2.0", "config.objective = 'mlm'", "leave it at 1.0"],
+    ),
+    "a second loss of one network": (
+        {"objective": "mlm", **FULL_SIZE, "loss__discriminator_weight": 1.0},
+        ["config.loss.discriminator_weight is 1.0", "leave it at 50.0"],
+    ),
+    "size of no network": (
+        {"generator__kind": "unigram", "generator__width": 0.5},
+        ["config.generator.width is 0.5", "config.generator.kind = 'unigram'"],
+    ),
+    "temperature of equal logits": (
+        {"generator__kind": "uniform", "generator__temperature": 0.5},
+        ["config.generator.temperature is 0.5", "config.generator.kind = 'uniform'"],
+    ),
+    "masks that nobody sees": (
+        {"generator__kind": "unigram", "masking__mask_token_share": 1.0},
+        ["config.masking.mask_token_share is 1.0", "config.generator.kind = 'unigram'"],
+    ),
+    "loss of the frozen": (
+        {
+            "generator__kind": "frozen",
+            "generator__sharing": "gdes",
+            "loss__generator_weight": 2.0,
+        },
+        ["config.loss.generator_weight is 2.0", "config.generator.kind = 'frozen'"],
+    ),
+    "frozen tables that move": (
+        {"generator__kind": "frozen"},
+        ["config.generator.sharing is 'embeddings'", "config.generator.kind = 'frozen'", "'gdes'"],
+    ),
+    "two stages and shared tables": (
+        {"algorithm": "two_stage", **FULL_SIZE, "generator__mle_steps": 100},
+        ["config.generator.sharing is 'embeddings'", "config.algorithm = 'two_stage'", "'gdes'"],
+    ),
+    "two stages of two sizes": (
+        {"algorithm": "two_stage", "generator__sharing": "gdes", "generator__mle_steps": 100},
+        ["config.algorithm = 'two_stage'", "config.generator.width = 1"],
+    ),
+    "two stages of two embedding sizes": (
+        {
+            "algorithm": "two_stage",
+            **FULL_SIZE,
+            "generator__sharing": "none",
+            "generator__mle_steps": 100,
+        },
+        ["config.algorithm = 'two_stage'", "config.model.embedding_size"],
+    ),
+    "no second stage": (
+        {
+            "algorithm": "two_stage",
+            **FULL_SIZE,
+            "generator__sharing": "gdes",
+            "generator__mle_steps": 1_000_000,
+        },
+        ["config.generator.mle_steps is 1000000", "config.num_train_steps = 1000000"],
+    ),
+    "stages of joint training": (
+        {"generator__mle_steps": 5},
+        ["config.generator.mle_steps is 5", "config.algorithm = 'joint'", "leave it at 0"],
+    ),
+    "rewards without verdicts": (
+        {"algorithm": "adversarial", "objective": "replace_mlm"},
+        ["config.objective is 'replace_mlm'", "config.algorithm = 'adversarial'"],
+    ),
+    "rewards for averages": (
+        {"algorithm": "adversarial", "masking__mode": "faithful"},
+        ["config.masking.mode is 'faithful'", "config.algorithm = 'adversarial'"],
+    ),
+    "weights for half a tower": (
+        {"generator__init_from": "runs/x", "generator__sharing": "all", **FULL_SIZE},
+        ["config.generator.init_from is 'runs/x'", "config.generator.sharing = 'all'"],
+    ),
+    "a start without an end": (
+        {"loss__discriminator_weight_start": 1.0},
+        ["config.loss.discriminator_weight_start is 1.0", "config.ramp_steps = 0"],
+    ),
+    "a ramp of nothing": (
+        {"ramp_steps": 10},
+        ["config.ramp_steps is 10", "config.generator.temperature_start"],
+    ),
+    "best verdicts of a reconstruction": (
+        {
+            "objective": "all_tokens_mlm",
+            "checkpoint__keep_best": "eval/rtd_auc",
+            "checkpoint__every_steps": 10_000,
+        },
+        ["config.checkpoint.keep_best is 'eval/rtd_auc'", "config.objective = 'all_tokens_mlm'"],
+    ),
+    "best likelihood of a table": (
+        {
+            "generator__kind": "uniform",
+            "checkpoint__keep_best": "eval/mlm_loss",
+            "checkpoint__every_steps": 10_000,
+        },
+        ["config.checkpoint.keep_best is 'eval/mlm_loss'", "config.generator.kind = 'uniform'"],
     ),
     "best without evaluation": (
         {"checkpoint__keep_best": "eval/loss"},

@@ -182,12 +182,16 @@ def test_what_cannot_be_continued_is_refused_even_so(
 
 OTHER = {
     "objective": "mlm",
+    "algorithm": "adversarial",
     "model.hidden_size": 64,
     "model.num_layers": 3,
     "model.embedding_size": 16,
     "model.num_heads": 2,
     "model.intermediate_size": 99,
     "model.max_positions": 64,
+    "generator.kind": "uniform",
+    "generator.init_from": "runs/other",
+    "generator.mle_steps": 5,
     "generator.width": 0.5,
     "generator.depth": 0.5,
     "generator.sharing": "none",
@@ -198,6 +202,7 @@ OTHER = {
     "model.remat": "none",
     "model.scan_unroll": 2,
     "generator.temperature": 2.0,
+    "generator.temperature_start": 3.0,
     "generator.disallow_correct": True,
 }
 
@@ -207,7 +212,7 @@ def test_fields_that_shape_parameters_are_all_known(place):
         return jax.tree.map(lambda x: x.shape, structure(model_config(config, 300))[1])
 
     make = runpy.run_path(str(place / "recipe.py"))["get_config"]
-    parts = ("objective", "model.", "generator.")
+    parts = ("objective", "algorithm", "model.", "generator.")
     assert {name for name in flatten(get_config()) if name.startswith(parts)} == OTHER.keys()
     shaping = set()
     for name, value in OTHER.items():

@@ -10,14 +10,38 @@ from electra_jax.masking import MaskingConfig
 from electra_jax.modeling.electra import ElectraConfig
 from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.objectives import Objective
+from electra_jax.objectives.adversarial import AdversarialTokenDetection
 from electra_jax.objectives.electra import ReplacedTokenDetection
 from electra_jax.objectives.mlm import MaskedLanguageModel
+from electra_jax.objectives.reconstruction import AllTokensMLM, ReplaceMLM
 from electra_jax.optimizer import OptimizerConfig
+from electra_jax.schedules import Ramp
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 VOCAB = 300  # not a multiple of a block: logits have padded columns
 LENGTH = 32
 STARTS_WORD = tuple(token <= MASK or token % 3 > 0 for token in range(VOCAB))
+
+# Objectives and algorithms beyond ELECTRA's and BERT's, each in some combination: class, what it is
+# given, and what the model is given beside its sizes.
+VARIANTS = {
+    "electra_15": (ReplacedTokenDetection, {"selected_only": True}, {}),
+    "replace_mlm": (
+        ReplaceMLM,
+        {"discriminator_weight": Ramp(3.0, 1.0, 4), "temperature": Ramp(2.0, 1.0, 3)},
+        {"discriminator_head": "masked_lm"},
+    ),
+    "all_tokens_mlm": (
+        AllTokensMLM,
+        {
+            "frequencies": tuple(1.0 + token % 2 for token in range(VOCAB)),
+            "discriminator_weight": 1.0,
+        },
+        {"discriminator_head": "copy", "generator": None},
+    ),
+    "two_stage": (ReplacedTokenDetection, {"generator_steps": 2}, {}),
+    "adversarial": (AdversarialTokenDetection, {"warmup_steps": 2}, {"baseline": True}),
+}
 
 Row = Sequence[Sequence[int]]  # the tokens of each piece, without [CLS] and [SEP]
 
@@ -42,10 +66,19 @@ def objective(
     mode: str = "clean",
     unit: str = "token",
     vocab_size: int = VOCAB,
-    loss: dict[str, float] | None = None,
+    loss: dict | None = None,
+    full_size: bool = False,
     **encoder,
 ) -> Objective:
-    """Discriminator 32 wide with two heads, generator half of it, and a narrower embedding."""
+    """Discriminator 32 wide with two heads, generator half of it, and a narrower embedding.
+
+    Args:
+      kind: electra, mlm or one of `VARIANTS`.
+      loss: arguments of the objective's class.
+      full_size: the generator is as large as the discriminator.
+    """
+    if kind == "two_stage":
+        full_size, sharing = True, sharing if sharing == "none" else "gdes"
     discriminator = EncoderConfig(
         **{
             "vocab_size": vocab_size,
@@ -63,8 +96,9 @@ def objective(
     masking = masking_config(mode=mode, unit=unit, vocab_size=vocab_size)
     if kind == "mlm":
         return MaskedLanguageModel(ElectraConfig(None, discriminator), masking)
+    made, arguments, head = VARIANTS.get(kind, (ReplacedTokenDetection, {}, {}))
     generator = discriminator
-    if sharing != "all":
+    if sharing != "all" and not full_size:
         width = discriminator.hidden_size // 2
         generator = dataclasses.replace(
             discriminator,
@@ -73,8 +107,8 @@ def objective(
             num_heads=1,
             intermediate_size=2 * width,
         )
-    model = ElectraConfig(discriminator, generator, sharing)
-    return ReplacedTokenDetection(model, masking, **(loss or {}))
+    model = dataclasses.replace(ElectraConfig(discriminator, generator, sharing), **head)
+    return made(model, masking, **{**arguments, **(loss or {})})
 
 
 def optimizer(**changes) -> OptimizerConfig:

@@ -55,6 +55,7 @@ SHARD_TOKENS = 2**25
 
 _PROGRESS = "progress.json"
 _MAX_MESSAGES = 10  # about what is left out; after that, only the counts tell
+_COUNTED_AT_ONCE = 2**24  # tokens
 
 
 def unfinished(directory: Path) -> Path:
@@ -394,6 +395,16 @@ class TokenStore:
     def tokens(self, split: str) -> Tokens:
         """The token ids of a split, mapped from disk."""
         return Tokens(self._paths(split, "tokens"))
+
+    def token_counts(self, split: str) -> np.ndarray:
+        """int64 [vocab_size]: how often each token is in a split. Reads all of it."""
+        counts = np.zeros(self.tokenizer.vocab_size, np.int64)
+        for path in self._paths(split, "tokens"):
+            tokens = _mapped(path)
+            for first in range(0, len(tokens), _COUNTED_AT_ONCE):
+                part = tokens[first : first + _COUNTED_AT_ONCE]
+                counts += np.bincount(part, minlength=len(counts))
+        return counts
 
     def documents(self, split: str) -> np.ndarray:
         """int64 [documents + 1]: where in `tokens(split)` each document starts; the end."""

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array
 
 from electra_jax.errors import UserError
-from electra_jax.modeling.electra import Params, path_name
+from electra_jax.modeling.electra import Params, path_name, tower_embeddings
 
 # Our modules and tables to theirs; `{}` is the layer. Several names are fused in ours.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -57,7 +57,7 @@ def one_tower(params: Params, tower: str) -> Params:
       tower: `generator` or `discriminator`.
     """
     own = params[tower]
-    embeddings = own.get("embeddings", params["embeddings"])
+    embeddings = tower_embeddings(params, tower)
     encoder = own["encoder"] if "encoder" in own else params["discriminator"]["encoder"]
     return {"embeddings": embeddings, tower: {"encoder": encoder, "head": own["head"]}}
 

@@ -37,14 +37,25 @@ class ElectraConfig:
     Attributes:
       discriminator: the tower that is kept after pre-training; None for masked language
         modelling, where the generator, at full size, is the model.
-      generator: the tower that proposes replacements.
+      generator: the tower that proposes replacements; None where a fixed distribution does.
       sharing: `embeddings` (one set of tables for both), `none` (the generator has tables of its
-        own width) or `all` (one tower plays both roles, only the heads differ). Spec 2.2.
+        own width), `all` (one tower plays both roles, only the heads differ; spec 2.2) or `gdes`
+        (the discriminator reads the generator's tables plus residual ones, zero at first, and its
+        gradients reach the latter alone; He et al., DeBERTaV3, ICLR 2023, section 3.3).
+      discriminator_head: `replaced_token`, `masked_lm`, or `copy`: the latter with a copy gate.
+      baseline: the generator has an output that predicts how well its samples will do.
     """
 
     discriminator: EncoderConfig | None
-    generator: EncoderConfig
+    generator: EncoderConfig | None
     sharing: str = "embeddings"
+    discriminator_head: str = "replaced_token"
+    baseline: bool = False
+
+    @property
+    def main(self) -> EncoderConfig:
+        """The tower that is kept."""
+        return self.discriminator or self.generator
 
 
 @jax.tree_util.register_dataclass
@@ -60,10 +71,12 @@ class Context:
 class Generator(nnx.Module):
     """A small masked language model. `encoder` and `embeddings` are None where shared."""
 
-    def __init__(self, config: EncoderConfig, sharing: str, rngs: nnx.Rngs):
+    def __init__(self, config: EncoderConfig, sharing: str, baseline: bool, rngs: nnx.Rngs):
         self.embeddings = Embeddings(config, rngs) if sharing == "none" else None
         self.encoder = None if sharing == "all" else Encoder(config, rngs)
         self.head = MaskedLMHead(config, rngs)
+        init = truncated_normal(config.init_stddev)
+        self.baseline = dense(config.hidden_size, 1, init, config.dtype, rngs) if baseline else None
 
 
 class MaskedLMHead(nnx.Module):
@@ -87,12 +100,28 @@ class MaskedLMHead(nnx.Module):
         return logits + bias.astype(jnp.float32)[None, None]
 
 
-class Discriminator(nnx.Module):
-    """The tower that tells replaced tokens from original ones."""
+class CopyHead(MaskedLMHead):
+    """A masked language model's head and a gate: keep the token that is there (spec 7.5)?"""
 
     def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
-        self.encoder = Encoder(config, rngs)
-        self.head = ReplacedTokenHead(config, rngs)
+        super().__init__(config, rngs)
+        init = truncated_normal(config.init_stddev)
+        self.copy = dense(config.hidden_size, 1, init, config.dtype, rngs)
+
+    def gate(self, hidden: Float[Array, "B P H"]) -> Float[Array, "B P"]:
+        """Float32 logits of copying."""
+        return self.copy(hidden)[..., 0].astype(jnp.float32)
+
+
+class Discriminator(nnx.Module):
+    """The tower that reads corrupted text. `embeddings` are residual ones, of `gdes` alone."""
+
+    def __init__(self, config: ElectraConfig, rngs: nnx.Rngs):
+        encoder = config.discriminator
+        self.encoder = Encoder(encoder, rngs)
+        self.head = HEADS[config.discriminator_head](encoder, rngs)
+        zeros = nnx.initializers.zeros
+        self.embeddings = Embeddings(encoder, rngs, zeros) if config.sharing == "gdes" else None
 
 
 class ReplacedTokenHead(nnx.Module):
@@ -108,16 +137,20 @@ class ReplacedTokenHead(nnx.Module):
         return self.output(gelu(self.dense(hidden)))[..., 0].astype(jnp.float32)
 
 
+HEADS = {"replaced_token": ReplacedTokenHead, "masked_lm": MaskedLMHead, "copy": CopyHead}
+
+
 class Electra(nnx.Module):
     """The parent: owns the shared embeddings and runs either tower."""
 
     def __init__(self, config: ElectraConfig, rngs: nnx.Rngs):
-        main = config.discriminator or config.generator
-        self.embeddings = Embeddings(main, rngs)
-        self.generator = Generator(config.generator, config.sharing, rngs)
-        self.discriminator = (
-            Discriminator(config.discriminator, rngs) if config.discriminator else None
+        self.embeddings = Embeddings(config.main, rngs)
+        self.generator = (
+            Generator(config.generator, config.sharing, config.baseline, rngs)
+            if config.generator
+            else None
         )
+        self.discriminator = Discriminator(config, rngs) if config.discriminator else None
 
     def generate(
         self,
@@ -127,20 +160,50 @@ class Electra(nnx.Module):
         key: PRNGKey | None,
     ) -> Float[Array, "B P Vpad"]:
         """Float32 logits over the vocabulary, at the masked positions only."""
+        return self.propose(self.generator_states(masked_ids, context, masked_positions, key))
+
+    def generator_states(
+        self,
+        masked_ids: Int[Array, "B L"],
+        context: Context,
+        masked_positions: Int[Array, "B P"],
+        key: PRNGKey | None,
+    ) -> Float[Array, "B P H"]:
+        """What the generator's head reads."""
         embeddings = self.generator.embeddings or self.embeddings
         encoder = self.generator.encoder or self.discriminator.encoder
         with jax.named_scope("generator"):
             hidden = run_tower(embeddings, encoder, masked_ids, context, key)
-            gathered = jnp.take_along_axis(hidden, masked_positions[..., None], axis=1)
-            return self.generator.head(gathered, embeddings.word[...])
+            return jnp.take_along_axis(hidden, masked_positions[..., None], axis=1)
+
+    def propose(self, states: Float[Array, "B P H"]) -> Float[Array, "B P Vpad"]:
+        """Float32 logits over the vocabulary from `generator_states`."""
+        embeddings = self.generator.embeddings or self.embeddings
+        with jax.named_scope("generator"):
+            return self.generator.head(states, embeddings.word[...])
 
     def discriminate(
         self, ids: Int[Array, "B L"], context: Context, key: PRNGKey | None
     ) -> Float[Array, "B L"]:
         """Float32 logits of every token having been replaced."""
+        states = self.discriminator_states(ids, context, key)
         with jax.named_scope("discriminator"):
-            hidden = run_tower(self.embeddings, self.discriminator.encoder, ids, context, key)
-            return self.discriminator.head(hidden)
+            return self.discriminator.head(states)
+
+    def discriminator_states(
+        self, ids: Int[Array, "B L"], context: Context, key: PRNGKey | None
+    ) -> Float[Array, "B L H"]:
+        """What the discriminator's head reads."""
+        own, encoder = self.discriminator.embeddings, self.discriminator.encoder
+        with jax.named_scope("discriminator"):
+            if own is None:
+                return run_tower(self.embeddings, encoder, ids, context, key)
+            return run_tower(own, encoder, ids, context, key, base=self.embeddings)
+
+    def discriminator_words(self) -> Float[Array, "V E"]:
+        """The word table that the discriminator reads; its head's, where that predicts words."""
+        own, shared = self.discriminator.embeddings, self.embeddings.word[...]
+        return shared if own is None else jax.lax.stop_gradient(shared) + own.word[...]
 
 
 def run_tower(
@@ -149,11 +212,23 @@ def run_tower(
     ids: Int[Array, "B L"],
     context: Context,
     key: PRNGKey | None,
+    base: Embeddings | None = None,
 ) -> Float[Array, "B L H"]:
     """Embed and encode. `key` seeds dropout; None switches it off."""
     embedding_key, encoder_key = (None, None) if key is None else jax.random.split(key)
-    embedded = embeddings(ids, context.position_ids, context.token_type_ids, embedding_key)
+    embedded = embeddings(ids, context.position_ids, context.token_type_ids, embedding_key, base)
     return encoder(embedded, attention_bias(context.piece_ids), encoder_key)
+
+
+def tower_embeddings(params: Params, tower: str) -> Params:
+    """The tables and LayerNorm that `tower`, `generator` or `discriminator`, reads, as one set."""
+    own = params[tower].get("embeddings")
+    if own is None:
+        return params["embeddings"]
+    if tower == "generator":
+        return own
+    tables = {name: params["embeddings"][name] + x for name, x in own.items() if name != "norm"}
+    return tables | {"norm": own["norm"]}
 
 
 def path_name(path: tuple) -> str:

@@ -64,9 +64,12 @@ class EncoderConfig:
 class Embeddings(nnx.Module):
     """Word, position and token-type tables, summed, normalised and dropped out (spec 1.2)."""
 
-    def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
+    def __init__(
+        self, config: EncoderConfig, rngs: nnx.Rngs, table_init: nnx.Initializer | None = None
+    ):
+        init = table_init or truncated_normal(config.init_stddev)
+
         def table(rows: int) -> nnx.Param:
-            init = truncated_normal(config.init_stddev)
             return nnx.Param(init(rngs.params(), (rows, config.embedding_size)))
 
         self.word = table(config.vocab_size)
@@ -81,10 +84,27 @@ class Embeddings(nnx.Module):
         position_ids: Int[Array, "B L"],
         token_type_ids: Int[Array, "B L"],
         key: PRNGKey | None,
+        base: "Embeddings | None" = None,
     ) -> Float[Array, "B L E"]:
-        """Embedded tokens; `key` seeds dropout, None switches it off."""
-        x = self.word[ids] + self.position[position_ids] + self.token_type[token_type_ids]
+        """Embedded tokens.
+
+        Args:
+          key: seeds dropout, None switches it off.
+          base: tables that these ones are added to. No gradient reaches them.
+        """
+        x = self.look_up(ids, position_ids, token_type_ids)
+        if base is not None:
+            x += jax.lax.stop_gradient(base.look_up(ids, position_ids, token_type_ids))
         return dropout(self.norm(x), self.rate, key)
+
+    def look_up(
+        self,
+        ids: Int[Array, "B L"],
+        position_ids: Int[Array, "B L"],
+        token_type_ids: Int[Array, "B L"],
+    ) -> Float[Array, "B L E"]:
+        """The sum of the three tables' rows."""
+        return self.word[ids] + self.position[position_ids] + self.token_type[token_type_ids]
 
 
 class SelfAttention(nnx.Module):

@@ -1,111 +1,92 @@
 """Replaced token detection: ELECTRA (spec 3).
 
-    input_ids --mask--> masked_ids --generator--> logits --Gumbel sample--> corrupted_ids
-    corrupted_ids --discriminator--> logits: which tokens are not the original ones?
-
-Both losses are minimised together. Samples are integers, so no gradient of the discriminator's
-loss reaches the generator, save through the tables that both read.
+The main network is a discriminator: which tokens are not the original ones?
 """
 
 import dataclasses
+from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from electra_jax import masking
 from electra_jax.masking import Masked
 from electra_jax.metrics import score_histogram
-from electra_jax.modeling.electra import Params
+from electra_jax.modeling.electra import Electra
 from electra_jax.modeling.layers import PRNGKey
-from electra_jax.objectives.mlm import (
-    Batch,
-    MaskedLanguageModel,
-    Sums,
-    context,
-    is_real,
-    mlm_sums,
-    pair,
-)
+from electra_jax.objectives.corruption import CorruptedText
+from electra_jax.objectives.mlm import Batch, Sums, context, is_real, pair
 
 
 @dataclasses.dataclass(frozen=True)
-class ReplacedTokenDetection(MaskedLanguageModel):
-    """Generator and discriminator trained jointly.
+class ReplacedTokenDetection(CorruptedText):
+    """Generator and discriminator.
 
     Attributes:
-      discriminator_weight: multiplies the discriminator's mean loss; 50 in the paper.
-      temperature: divides the generator's logits before sampling, not in its loss.
-      disallow_correct: never sample the original token.
+      selected_only: the discriminator is asked about the positions that the generator predicts
+        and no others (ELECTRA 15 %, spec 7.5).
     """
 
-    discriminator_weight: float = 50.0
-    temperature: float = 1.0
-    disallow_correct: bool = False
+    selected_only: bool = False
 
-    @property
-    def loss_terms(self) -> dict[str, float]:
-        """Weight of each mean loss in the total."""
-        return super().loss_terms | {"rtd_loss": self.discriminator_weight}
+    main_term: ClassVar[str] = "rtd_loss"
 
-    def totals(self, batch: Batch, masked: Masked) -> dict[str, Float[Array, ""]]:
-        """Number of predictions and of real tokens."""
-        return super().totals(batch, masked) | {
-            "rtd_loss": is_real(batch).sum(dtype=jnp.float32),
-        }
+    def judged(self, batch: Batch, masked: Masked) -> Bool[Array, "B L"]:
+        """All real tokens, or those that are predicted."""
+        if self.selected_only:
+            return masking.is_selected(masked, batch["input_ids"].shape[1])
+        return is_real(batch)
 
-    def sums(
+    def main_sums(
         self,
-        params: Params,
+        model: Electra,
         batch: Batch,
         masked: Masked,
-        key: PRNGKey,
-        dropout_key: PRNGKey | None,
+        corrupted_ids: Int[Array, "B L"],
+        key: PRNGKey | None,
         evaluation: bool,
     ) -> Sums:
-        """All metrics of spec 3.7 over real tokens; the scores behind AUC only in evaluation."""
-        generator_key, discriminator_key = (
-            (None, None) if dropout_key is None else jax.random.split(dropout_key)
-        )
-        model = self.bind(params)
-        logits = model.generate(
-            masked.masked_ids, context(batch), masked.masked_positions, generator_key
-        )
-        samples = masking.sample_replacements(
-            logits,
-            masked.labels,
-            masking.row_keys(key, batch["row"]),
-            self.temperature,
-            self.disallow_correct,
-        )
-        corrupted_ids = masking.corrupt(self.masking.mode, batch["input_ids"], masked, samples)
-        is_replaced = corrupted_ids != batch["input_ids"]
-        verdicts = model.discriminate(corrupted_ids, context(batch), discriminator_key)
+        """All metrics of spec 3.7 over the judged tokens; scores behind AUC only in evaluation."""
+        verdicts = model.discriminate(corrupted_ids, context(batch), key)
+        return self.verdict_sums(verdicts, batch, masked, corrupted_ids, evaluation)
 
-        sampled_right = (samples == masked.labels).astype(jnp.float32)
-        sums = mlm_sums(logits, masked) | {
-            "sampled_mlm_accuracy": pair(sampled_right, masked.weights)
-        }
-        sums |= rtd_sums(verdicts, is_replaced, is_real(batch))
+    def verdict_sums(
+        self,
+        verdicts: Float[Array, "B L"],
+        batch: Batch,
+        masked: Masked,
+        corrupted_ids: Int[Array, "B L"],
+        evaluation: bool,
+    ) -> Sums:
+        """`main_sums`, from the discriminator's logits."""
+        is_replaced = corrupted_ids != batch["input_ids"]
+        judged = self.judged(batch, masked)
+        sums = rtd_sums(verdicts, is_replaced, judged)
         if evaluation:
-            sums["rtd_auc"] = score_histogram(verdicts, is_replaced, is_real(batch))
+            sums["rtd_auc"] = score_histogram(verdicts, is_replaced, judged)
         return sums
 
 
-def rtd_sums(logits: Float[Array, "B L"], is_replaced: Array, is_real: Array) -> Sums:
-    """Loss and verdict metrics over real tokens (spec 3.6, 3.7).
+def rtd_cross_entropy(
+    logits: Float[Array, "B L"], is_replaced: Bool[Array, "B L"]
+) -> Float[Array, "B L"]:
+    """-log of the probability of the right verdict. A positive logit calls the token replaced."""
+    label = is_replaced.astype(jnp.float32)
+    return jnp.maximum(logits, 0) - logits * label + jnp.log1p(jnp.exp(-jnp.abs(logits)))
 
-    A positive logit calls the token replaced. Precision is the accuracy over tokens called
-    replaced, recall the accuracy over those that are.
+
+def rtd_sums(logits: Float[Array, "B L"], is_replaced: Array, is_judged: Array) -> Sums:
+    """Loss and verdict metrics over the judged tokens (spec 3.6, 3.7).
+
+    Precision is the accuracy over tokens called replaced, recall the accuracy over those that are.
     """
-    label, real = is_replaced.astype(jnp.float32), is_real.astype(jnp.float32)
-    cross_entropy = jnp.maximum(logits, 0) - logits * label + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+    label, judged = is_replaced.astype(jnp.float32), is_judged.astype(jnp.float32)
     called = (logits > 0).astype(jnp.float32)
     correct = (called == label).astype(jnp.float32)
     return {
-        "rtd_loss": pair(cross_entropy, real),
-        "rtd_accuracy": pair(correct, real),
-        "rtd_precision": pair(correct, real * called),
-        "rtd_recall": pair(correct, real * label),
-        "replaced_fraction": pair(label, real),
+        "rtd_loss": pair(rtd_cross_entropy(logits, is_replaced), judged),
+        "rtd_accuracy": pair(correct, judged),
+        "rtd_precision": pair(correct, judged * called),
+        "rtd_recall": pair(correct, judged * label),
+        "replaced_fraction": pair(label, judged),
     }

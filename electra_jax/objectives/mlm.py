@@ -8,13 +8,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from electra_jax import masking
 from electra_jax.masking import Masked, MaskingConfig
 from electra_jax.modeling import electra
 from electra_jax.modeling.electra import Context, Electra, ElectraConfig, Params
 from electra_jax.modeling.layers import PRNGKey
+from electra_jax.schedules import Schedule, Step, at
 
 Batch = dict[str, Int[Array, "B ..."]]
 Sums = dict[str, Float[Array, "..."]]
@@ -30,12 +31,34 @@ class MaskedLanguageModel:
 
     model: ElectraConfig
     masking: MaskingConfig
-    generator_weight: float = 1.0
+    generator_weight: Schedule = 1.0
 
     @property
     def loss_terms(self) -> dict[str, float]:
-        """Weight of each mean loss in the total."""
-        return {"mlm_loss": self.generator_weight}
+        """Weight of each mean loss in the total, at the end of training."""
+        return self.loss_weights(None)
+
+    def loss_weights(self, step: Step) -> dict[str, float | Float[Array, ""]]:
+        """Weight of each mean loss in the total at `step`."""
+        return {"mlm_loss": at(self.generator_weight, step)}
+
+    @property
+    def switch_step(self) -> int:
+        """The step that a second stage begins with, or 0."""
+        return 0
+
+    def second_stage(self, params: Params) -> Params:
+        """What the second stage begins with, from what the first has ended with."""
+        return params
+
+    def is_trained(self, name: str, step: Step) -> bool | Bool[Array, ""]:
+        """Whether the parameter `name` moves at `step`."""
+        return True
+
+    @property
+    def generator_passes(self) -> int:
+        """What the generator costs, in forward passes; a backward pass is two."""
+        return 3
 
     def init(self, key: PRNGKey) -> Params:
         """Fresh parameters."""
@@ -48,7 +71,7 @@ class MaskedLanguageModel:
     def bind(self, params: Params) -> Electra:
         """The model with `params` cast, once, to the compute dtype."""
         graph = electra.structure(self.model)[0]
-        dtype = self.model.generator.dtype
+        dtype = self.model.main.dtype
         return nnx.merge(graph, jax.tree.map(lambda x: x.astype(dtype), params))
 
     def mask(self, batch: Batch, key: PRNGKey) -> Masked:
@@ -68,6 +91,7 @@ class MaskedLanguageModel:
         key: PRNGKey,
         dropout_key: PRNGKey | None,
         evaluation: bool,
+        step: Step = None,
     ) -> Sums:
         """`mlm_loss` and `mlm_accuracy` as `[sum, weight]`."""
         logits = self.bind(params).generate(

@@ -1,0 +1,119 @@
+"""Adversarial ELECTRA: the generator learns to mislead the discriminator (spec 7.4).
+
+The discriminator's loss cannot be differentiated through a sampled token, so the generator follows
+a policy gradient (REINFORCE, Williams, 1992). A sample's reward is the discriminator's loss on it,
+as if verdicts on other tokens did not depend on it. A baseline, learnt from the generator's states,
+is taken off to lower the variance.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from electra_jax import masking
+from electra_jax.masking import Masked
+from electra_jax.modeling.electra import Params
+from electra_jax.modeling.layers import PRNGKey
+from electra_jax.objectives.electra import ReplacedTokenDetection, rtd_cross_entropy
+from electra_jax.objectives.mlm import Batch, Sums, context, mlm_sums, pair
+from electra_jax.schedules import Step, at
+
+
+@dataclasses.dataclass(frozen=True)
+class AdversarialTokenDetection(ReplacedTokenDetection):
+    """Replaced token detection against a generator that is rewarded for the discriminator's loss.
+
+    Attributes:
+      warmup_steps: updates at the beginning in which the generator learns by maximum likelihood, as
+        in joint training. Discriminator and baseline learn in all updates.
+    """
+
+    warmup_steps: int = 0
+
+    def loss_weights(self, step: Step) -> dict[str, float | Float[Array, ""]]:
+        """Weight of each mean loss in the total at `step`."""
+        weights = super().loss_weights(step)
+        likelihood = policy = weights.pop("mlm_loss")
+        weights |= {"policy_loss": policy, "baseline_loss": policy}
+        if not self.warmup_steps or step is None:
+            return weights
+        is_warm = step >= self.warmup_steps
+        return weights | {
+            "mlm_loss": jnp.where(is_warm, 0.0, likelihood),
+            "policy_loss": jnp.where(is_warm, policy, 0.0),
+        }
+
+    def totals(self, batch: Batch, masked: Masked) -> dict[str, Float[Array, ""]]:
+        """Number of predictions of either network; of samples, for policy and baseline."""
+        totals = super().totals(batch, masked)
+        return totals | dict.fromkeys(("policy_loss", "baseline_loss"), totals["mlm_loss"])
+
+    def sums(
+        self,
+        params: Params,
+        batch: Batch,
+        masked: Masked,
+        key: PRNGKey,
+        dropout_key: PRNGKey | None,
+        evaluation: bool,
+        step: Step = None,
+    ) -> Sums:
+        """Metrics of replaced token detection, `reward`, and the losses of policy and baseline."""
+        keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+        model = self.bind(params)
+        states = model.generator_states(
+            masked.masked_ids, context(batch), masked.masked_positions, keys[0]
+        )
+        logits = model.propose(states)
+        samples, corrupted_ids = self.corrupt(logits, batch, masked, key, step)
+        verdicts = model.discriminate(corrupted_ids, context(batch), keys[1])
+
+        rewards = jnp.take_along_axis(
+            rtd_cross_entropy(verdicts, corrupted_ids != batch["input_ids"]),
+            masked.masked_positions,
+            axis=1,
+        )
+        policy = masking.proposal_logits(
+            logits, masked.labels, at(self.temperature, step), self.disallow_correct
+        )
+        baseline = model.generator.baseline(jax.lax.stop_gradient(states))[..., 0]
+        sampled_right = (samples == masked.labels).astype(jnp.float32)
+        return (
+            mlm_sums(logits, masked)
+            | {"sampled_mlm_accuracy": pair(sampled_right, masked.weights)}
+            | self.verdict_sums(verdicts, batch, masked, corrupted_ids, evaluation)
+            | policy_sums(policy, samples, rewards, baseline.astype(jnp.float32), masked.weights)
+        )
+
+
+def policy_sums(
+    logits: Float[Array, "B P Vpad"],
+    samples: Int[Array, "B P"],
+    rewards: Float[Array, "B P"],
+    baseline_logits: Float[Array, "B P"],
+    weights: Float[Array, "B P"],
+) -> Sums:
+    """What is minimised so that the mean reward of samples grows.
+
+        baseline       b = -log sigmoid(baseline_logit)
+        policy_loss    -(reward - b) log p(sample), differentiated through log p alone
+        baseline_loss  cross-entropy of sigmoid(baseline_logit) towards exp(-reward), which is the
+                       probability of the discriminator's right verdict
+
+    Args:
+      logits: of the distribution that was sampled from.
+    """
+    rewards = jax.lax.stop_gradient(rewards)
+    baseline = jax.nn.softplus(-baseline_logits)
+    advantage = rewards - jax.lax.stop_gradient(baseline)
+    sample_logit = jnp.take_along_axis(logits, samples[..., None], axis=-1)[..., 0]
+    log_probability = sample_logit - jax.nn.logsumexp(logits, axis=-1)
+    target = jnp.exp(-rewards)
+    baseline_loss = target * baseline + (1 - target) * jax.nn.softplus(baseline_logits)
+    return {
+        "policy_loss": pair(-advantage * log_probability, weights),
+        "baseline_loss": pair(baseline_loss, weights),
+        "reward": pair(rewards, weights),
+    }

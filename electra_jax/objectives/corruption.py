@@ -1,0 +1,199 @@
+"""What ELECTRA and its relatives share: a generator corrupts text, a main network reads it.
+
+    input_ids --mask--> masked_ids --generator--> logits --Gumbel sample--> corrupted_ids
+    corrupted_ids --main network--> what the objective asks of it
+
+Both losses are minimised together, or one after the other. Samples are integers, so no gradient of
+the main network's loss reaches the generator, save through what both share.
+"""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from electra_jax import masking
+from electra_jax.masking import Masked
+from electra_jax.modeling.electra import PADDED_LOGIT, VOCAB_BLOCK, Electra, Params
+from electra_jax.modeling.layers import PRNGKey
+from electra_jax.objectives.mlm import Batch, MaskedLanguageModel, Sums, context, mlm_sums, pair
+from electra_jax.schedules import Schedule, Step, at
+
+
+@dataclasses.dataclass(frozen=True)
+class CorruptedText(MaskedLanguageModel):
+    """The generator's half. Subclasses say what the main network, our discriminator, is to do.
+
+    Attributes:
+      discriminator_weight: multiplies the main network's mean loss.
+      temperature: divides the generator's logits before sampling, not in its loss.
+      disallow_correct: never sample the original token.
+      frequencies: how often each token is proposed, the same at every position, in place of what
+        a network says; sums to anything. Empty: there is a network.
+      generator_steps: the generator trains alone for so many updates, and all else in those after
+        them, when it is frozen. None: both train in all updates.
+      main_term: name of the main network's loss.
+    """
+
+    discriminator_weight: Schedule = 50.0
+    temperature: Schedule = 1.0
+    disallow_correct: bool = False
+    frequencies: tuple[float, ...] = dataclasses.field(default=(), repr=False)
+    generator_steps: int | None = None
+
+    main_term: ClassVar[str]
+
+    # What subclasses define
+
+    def judged(self, batch: Batch, masked: Masked) -> Bool[Array, "B L"]:
+        """The positions that the main network's loss is the mean over."""
+        raise NotImplementedError
+
+    def main_sums(
+        self,
+        model: Electra,
+        batch: Batch,
+        masked: Masked,
+        corrupted_ids: Int[Array, "B L"],
+        key: PRNGKey | None,
+        evaluation: bool,
+    ) -> Sums:
+        """The main network's loss and metrics."""
+        raise NotImplementedError
+
+    # Stages
+
+    @property
+    def switch_step(self) -> int:
+        """The step that the second stage begins with, or 0."""
+        return self.generator_steps or 0
+
+    def loss_weights(self, step: Step) -> dict[str, float | Float[Array, ""]]:
+        """Weight of each mean loss in the total at `step`."""
+        weights = {self.main_term: at(self.discriminator_weight, step)}
+        if self.frequencies or self.generator_steps == 0:  # nothing of the generator is trained
+            return weights
+        weights = super().loss_weights(step) | weights
+        if not self.generator_steps:
+            return weights
+        if step is None:
+            return weights | {"mlm_loss": 0.0}
+        is_first = step < self.generator_steps
+        return {
+            term: jnp.where(is_first == (term == "mlm_loss"), weight, 0.0)
+            for term, weight in weights.items()
+        }
+
+    def is_trained(self, name: str, step: Step) -> bool | Bool[Array, ""]:
+        """Whether the parameter `name` moves at `step`."""
+        if self.generator_steps is None:
+            return True
+        of_generator = name.startswith("generator/") or (
+            self.model.sharing == "gdes" and name.startswith("embeddings/")
+        )
+        if not self.generator_steps:
+            return not of_generator
+        return (step < self.generator_steps) == of_generator
+
+    def second_stage(self, params: Params) -> Params:
+        """The discriminator begins with the generator's encoder and embeddings (spec 7.4)."""
+        generator = params["generator"]
+        discriminator = params["discriminator"] | {"encoder": generator["encoder"]}
+        if self.model.sharing == "none":
+            params = params | {"embeddings": generator["embeddings"]}
+        else:  # its tables are the generator's as long as the residual ones are zero
+            norm = params["embeddings"]["norm"]
+            discriminator["embeddings"] = discriminator["embeddings"] | {"norm": norm}
+        return params | {"discriminator": discriminator}
+
+    @property
+    def generator_passes(self) -> int:
+        """A frozen generator has no backward pass; of two stages, the second is counted."""
+        return 3 if self.generator_steps is None else 1
+
+    # Sums
+
+    def totals(self, batch: Batch, masked: Masked) -> dict[str, Float[Array, ""]]:
+        """Number of predictions of the generator and of the main network."""
+        return super().totals(batch, masked) | {
+            self.main_term: self.judged(batch, masked).sum(dtype=jnp.float32)
+        }
+
+    def sums(
+        self,
+        params: Params,
+        batch: Batch,
+        masked: Masked,
+        key: PRNGKey,
+        dropout_key: PRNGKey | None,
+        evaluation: bool,
+        step: Step = None,
+    ) -> Sums:
+        """Metrics of both networks; without `step`, those of the last stage."""
+        keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+
+        def generator_alone(params: Params) -> Sums:
+            sums = mlm_sums(
+                self.generator_logits(self.bind(params), batch, masked, keys[0]), masked
+            )
+            # Not a constant: both branches must vary over the same devices.
+            nothing = 0 * masked.weights.sum()
+            others = jax.eval_shape(both, params).items()
+            return {
+                name: sums[name] if name in sums else jnp.zeros(x.shape, x.dtype) + nothing
+                for name, x in others
+            }
+
+        def both(params: Params) -> Sums:
+            model = self.bind(params)
+            logits = self.generator_logits(model, batch, masked, keys[0])
+            if self.generator_steps is not None:
+                logits = jax.lax.stop_gradient(logits)
+            samples, corrupted_ids = self.corrupt(logits, batch, masked, key, step)
+            sums = {} if self.frequencies else mlm_sums(logits, masked)
+            sampled_right = (samples == masked.labels).astype(jnp.float32)
+            sums["sampled_mlm_accuracy"] = pair(sampled_right, masked.weights)
+            return sums | self.main_sums(model, batch, masked, corrupted_ids, keys[1], evaluation)
+
+        if not self.generator_steps or step is None:
+            return both(params)
+        return jax.lax.cond(step < self.generator_steps, generator_alone, both, params)
+
+    def generator_logits(
+        self, model: Electra, batch: Batch, masked: Masked, key: PRNGKey | None
+    ) -> Float[Array, "B P Vpad"]:
+        """What the generator says, be it a network or a table of frequencies."""
+        if self.frequencies:
+            logits = frequency_logits(self.frequencies)
+            return jnp.broadcast_to(logits, (*masked.masked_positions.shape, len(logits)))
+        return model.generate(masked.masked_ids, context(batch), masked.masked_positions, key)
+
+    def corrupt(
+        self,
+        logits: Float[Array, "B P Vpad"],
+        batch: Batch,
+        masked: Masked,
+        key: PRNGKey,
+        step: Step,
+    ) -> tuple[Int[Array, "B P"], Int[Array, "B L"]]:
+        """Samples, and the text with the samples in it."""
+        samples = masking.sample_replacements(
+            logits,
+            masked.labels,
+            masking.row_keys(key, batch["row"]),
+            at(self.temperature, step),
+            self.disallow_correct,
+        )
+        return samples, masking.corrupt(self.masking.mode, batch["input_ids"], masked, samples)
+
+
+def frequency_logits(frequencies: tuple[float, ...]) -> Float[np.ndarray, "Vpad"]:
+    """Logarithms of shares; `PADDED_LOGIT` for tokens that are never proposed and for padding."""
+    total = math.fsum(frequencies)
+    logits = [math.log(x / total) if x else PADDED_LOGIT for x in frequencies]
+    padding = -len(logits) % VOCAB_BLOCK
+    return np.array(logits + [PADDED_LOGIT] * padding, np.float32)

@@ -1,0 +1,137 @@
+"""Between BERT and ELECTRA: a main network that reads corrupted text and predicts words (spec 7.5).
+
+* Replace MLM predicts the original tokens where the generator has written its samples.
+* All-Tokens MLM does so at all positions, and may copy the token that it reads.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from electra_jax import masking
+from electra_jax.masking import Masked
+from electra_jax.modeling.electra import Electra
+from electra_jax.modeling.layers import PRNGKey
+from electra_jax.objectives.corruption import CorruptedText
+from electra_jax.objectives.mlm import Batch, Sums, context, is_real, mlm_sums, pair
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplaceMLM(CorruptedText):
+    """Masked language modelling whose input has samples of a generator in place of `[MASK]`."""
+
+    main_term: ClassVar[str] = "reconstruction_loss"
+
+    def judged(self, batch: Batch, masked: Masked) -> Bool[Array, "B L"]:
+        """The positions that are predicted."""
+        return masking.is_selected(masked, batch["input_ids"].shape[1])
+
+    def main_sums(
+        self,
+        model: Electra,
+        batch: Batch,
+        masked: Masked,
+        corrupted_ids: Int[Array, "B L"],
+        key: PRNGKey | None,
+        evaluation: bool,
+    ) -> Sums:
+        """Loss and accuracy over the predicted positions."""
+        states = model.discriminator_states(corrupted_ids, context(batch), key)
+        states = jnp.take_along_axis(states, masked.masked_positions[..., None], axis=1)
+        logits = model.discriminator.head(states, model.discriminator_words())
+        sums = mlm_sums(logits, masked)
+        return {
+            "reconstruction_loss": sums["mlm_loss"],
+            "reconstruction_accuracy": sums["mlm_accuracy"],
+            "replaced_fraction": replaced(self.judged(batch, masked), batch, corrupted_ids),
+        }
+
+    def totals(self, batch: Batch, masked: Masked) -> dict[str, Float[Array, ""]]:
+        """Number of predictions; repeated draws count twice, as in the generator's loss."""
+        totals = super().totals(batch, masked)
+        return totals | {self.main_term: totals["mlm_loss"]}
+
+
+@dataclasses.dataclass(frozen=True)
+class AllTokensMLM(CorruptedText):
+    """Masked language modelling at all positions, with a copy mechanism."""
+
+    main_term: ClassVar[str] = "reconstruction_loss"
+
+    def judged(self, batch: Batch, masked: Masked) -> Bool[Array, "B L"]:
+        """All real tokens."""
+        return is_real(batch)
+
+    def main_sums(
+        self,
+        model: Electra,
+        batch: Batch,
+        masked: Masked,
+        corrupted_ids: Int[Array, "B L"],
+        key: PRNGKey | None,
+        evaluation: bool,
+    ) -> Sums:
+        """Loss and accuracy over all real tokens.
+
+        There are never logits for all of them at once: the vocabulary is projected to for some
+        positions at a time, no more than the generator predicts, and once more going backward.
+        """
+        head, words = model.discriminator.head, model.discriminator_words()
+        states = model.discriminator_states(corrupted_ids, context(batch), key)
+        length, at_once = states.shape[1], masked.masked_positions.shape[1]
+        num_parts = -(-length // at_once)
+
+        def cut(x: Array) -> Array:
+            """[B, L, ...] to [parts, B, L / parts, ...], with zeros where L does not divide."""
+            padding = [(0, 0)] * x.ndim
+            padding[1] = (0, -length % num_parts)
+            x = jnp.pad(x, padding)
+            return jnp.moveaxis(x.reshape(len(x), num_parts, -1, *x.shape[2:]), 1, 0)
+
+        @jax.checkpoint
+        def part_sums(part: tuple[Array, ...]) -> Sums:
+            states, corrupted_ids, labels, real = part
+            return copy_sums(head(states, words), head.gate(states), corrupted_ids, labels, real)
+
+        parts = jax.tree.map(cut, (states, corrupted_ids, batch["input_ids"], is_real(batch)))
+        sums = jax.tree.map(lambda x: x.sum(axis=0), jax.lax.map(part_sums, parts))
+        return sums | {"replaced_fraction": replaced(is_real(batch), batch, corrupted_ids)}
+
+
+def copy_sums(
+    logits: Float[Array, "B C Vpad"],
+    gate_logits: Float[Array, "B C"],
+    shown_ids: Int[Array, "B C"],
+    labels: Int[Array, "B C"],
+    is_judged: Bool[Array, "B C"],
+) -> Sums:
+    """Loss and accuracy of a distribution over words mixed with the token that is shown.
+
+    p(w) = c [w = shown] + (1 - c) softmax(logits)(w),    c = sigmoid(gate_logit)
+    """
+    log_copy, log_word = jax.nn.log_sigmoid(gate_logits), jax.nn.log_sigmoid(-gate_logits)
+    normaliser = jax.nn.logsumexp(logits, axis=-1)
+
+    def log_softmax(ids: Int[Array, "B C"]) -> Float[Array, "B C"]:
+        return jnp.take_along_axis(logits, ids[..., None], axis=-1)[..., 0] - normaliser
+
+    shown = jnp.logaddexp(log_copy, log_word + log_softmax(shown_ids))
+    log_label = jnp.where(labels == shown_ids, shown, log_word + log_softmax(labels))
+    best = jnp.maximum(shown, log_word + logits.max(axis=-1) - normaliser)
+    judged = is_judged.astype(jnp.float32)
+    return {
+        "reconstruction_loss": pair(-log_label, judged),
+        "reconstruction_accuracy": pair((log_label >= best).astype(jnp.float32), judged),
+        "copy_rate": pair(jax.nn.sigmoid(gate_logits), judged),
+    }
+
+
+def replaced(
+    is_judged: Bool[Array, "B L"], batch: Batch, corrupted_ids: Int[Array, "B L"]
+) -> Float[Array, "2"]:
+    """How many of the judged tokens are not the original ones."""
+    is_replaced = corrupted_ids != batch["input_ids"]
+    return pair(is_replaced.astype(jnp.float32), is_judged.astype(jnp.float32))

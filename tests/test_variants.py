@@ -1,0 +1,599 @@
+"""The paper's other objectives, generators and algorithms: losses by hand, equivalences, gradients.
+
+`test_objectives.py` has ELECTRA and BERT themselves.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+from test_objectives import SAMPLES, init, mask, sums
+
+from electra_jax import masking, metrics, parallel
+from electra_jax.config import get_config, model_config
+from electra_jax.masking import Masked
+from electra_jax.modeling.electra import PADDED_LOGIT, structure, tower_embeddings
+from electra_jax.objectives import Objective, make_objective
+from electra_jax.objectives.adversarial import policy_sums
+from electra_jax.objectives.corruption import frequency_logits
+from electra_jax.objectives.mlm import context
+from electra_jax.objectives.reconstruction import copy_sums
+from electra_jax.progress import compilations
+from electra_jax.schedules import Ramp, at
+from electra_jax.step import TrainState, init_state
+
+BATCH = tiny.packed(8)
+FOUR = jax.device_put(tiny.packed(4))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4), static_argnames="step")
+def gradients(objective: Objective, params, batch, masked, term: str, step: int | None = None):
+    """Of one loss term."""
+
+    def loss(params):
+        at_step = None if step is None else jnp.int32(step)
+        pairs = objective.sums(params, batch, masked, SAMPLES, None, False, at_step)
+        return pairs[term][0] / jnp.maximum(pairs[term][1], 1.0)
+
+    return jax.grad(loss)(params)
+
+
+def reached(objective: Objective, term: str, step: int | None = None) -> set[str]:
+    """The parameters that the gradient of a loss term reaches."""
+    params, batch = init(objective), FOUR
+    slopes = gradients(objective, params, batch, mask(objective, batch), term, step)
+    return {name for name, slope in tiny.flat(slopes).items() if slope.any()}
+
+
+def starting_with(objective: Objective, *beginnings: str) -> set[str]:
+    return {name for name in tiny.flat(objective.structure()) if name.startswith(beginnings)}
+
+
+# Losses by hand, on 2 rows of 6 tokens
+
+EVERYTHING = Masked(  # of two rows of four and two tokens
+    masked_ids=jnp.zeros((2, 6), jnp.int32),
+    masked_positions=jnp.array([[0, 1, 2, 3, 0, 0], [0, 1, 0, 0, 0, 0]]),
+    labels=jnp.zeros((2, 6), jnp.int32),
+    weights=jnp.array([[1.0, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]]),
+)
+ROWS = {
+    "input_ids": jnp.array([[2, 7, 8, 3, 0, 0], [2, 3, 0, 0, 0, 0]]),
+    "piece_ids": jnp.array([[1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]]),
+}
+SECOND_AND_THIRD = dataclasses.replace(
+    EVERYTHING,
+    masked_positions=jnp.array([[2, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]]),
+    weights=jnp.array([[1.0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]]),
+)
+
+
+def test_electra_15_by_hand():
+    """Odds of "replaced" 1, 3, 1/3, 3, 9, 9 in the first row; tokens 1 and 2 are judged."""
+    objective = tiny.objective("electra_15")
+    verdicts = jnp.log(jnp.array([[1.0, 3, 1 / 3, 3, 9, 9], [9.0, 9, 9, 9, 9, 9]]))
+    corrupted = jnp.array([[2, 9, 8, 3, 0, 0], [2, 3, 0, 0, 0, 0]])
+    pairs = objective.verdict_sums(verdicts, ROWS, SECOND_AND_THIRD, corrupted, False)
+    np.testing.assert_allclose(pairs["rtd_loss"], [-2 * math.log(3 / 4), 2], rtol=1e-6)
+    np.testing.assert_array_equal(pairs["rtd_accuracy"], [2, 2])
+    np.testing.assert_array_equal(pairs["rtd_precision"], [1, 1])
+    np.testing.assert_array_equal(pairs["rtd_recall"], [1, 1])
+    np.testing.assert_array_equal(pairs["replaced_fraction"], [1, 2])
+    assert objective.totals(ROWS, SECOND_AND_THIRD) == {"mlm_loss": 2.0, "rtd_loss": 2.0}
+
+
+def test_copy_mechanism_by_hand():
+    """A vocabulary of 5 whose softmax is 1/5 for all but what the text says."""
+    logits = jnp.full((2, 6, 128), PADDED_LOGIT).at[:, :, :5].set(0.0)
+    logits = logits.at[0, 3, 4].set(math.log(6))  # now 6/10, and 1/10 for the others
+    gates = jnp.log(jnp.array([[1.0, 1, 3, 1, 1, 1], [1 / 3, 1, 1, 1, 1, 1]]))
+    shown = jnp.array([[1, 2, 3, 2, 0, 0], [1, 2, 0, 0, 0, 0]])
+    labels = jnp.array([[1, 3, 3, 4, 0, 0], [0, 2, 0, 0, 0, 0]])
+    real = jnp.array([[1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]], bool)
+    pairs = copy_sums(logits, gates, shown, labels, real)
+    likelihoods = [
+        1 / 2 + 1 / 2 * 1 / 5,  # kept, and right
+        1 / 2 * 1 / 5,  # replaced
+        3 / 4 + 1 / 4 * 1 / 5,
+        1 / 2 * 6 / 10,
+        3 / 4 * 1 / 5,
+        1 / 2 + 1 / 2 * 1 / 5,
+    ]
+    np.testing.assert_allclose(
+        pairs["reconstruction_loss"], [-np.log(likelihoods).sum(), 6], rtol=1e-6
+    )
+    # Where the text was changed, what is shown is likelier: 1/2 + 1/10 beats 1/10; and 1/2 + 1/20
+    # beats 3/10. In the second row, 1/4 + 3/20 beats 3/20.
+    np.testing.assert_array_equal(pairs["reconstruction_accuracy"], [3, 6])
+    np.testing.assert_allclose(pairs["copy_rate"], [1 / 2 * 4 + 3 / 4 + 1 / 4, 6], rtol=1e-6)
+
+
+def test_policy_gradient_by_hand():
+    logits = jnp.full((2, 6, 128), PADDED_LOGIT).at[:, :, :5].set(0.0)
+    logits = logits.at[0, 1, 4].set(math.log(6))
+    samples = jnp.array([[4, 4, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]])
+    rewards = jnp.array([[1.0, 2, 9, 9, 9, 9], [0.5, 9, 9, 9, 9, 9]])
+    baseline = jnp.log(jnp.array([[1.0, 3, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]))
+    weights = jnp.array([[1.0, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]])
+    pairs = policy_sums(logits, samples, rewards, baseline, weights)
+    advantages = np.array([1 - math.log(2), 2 - math.log(4 / 3), 0.5 - math.log(2)])
+    log_likelihoods = np.log([1 / 5, 6 / 10, 1 / 5])
+    np.testing.assert_allclose(
+        pairs["policy_loss"], [-(advantages * log_likelihoods).sum(), 3], rtol=1e-6
+    )
+    right = np.exp([-1, -2, -0.5])  # probability of the right verdict
+    said = np.array([1 / 2, 3 / 4, 1 / 2])
+    cross_entropy = -right * np.log(said) - (1 - right) * np.log(1 - said)
+    np.testing.assert_allclose(pairs["baseline_loss"], [cross_entropy.sum(), 3], rtol=1e-6)
+    np.testing.assert_allclose(pairs["reward"], [3.5, 3])
+
+
+def test_replace_mlm_equals_a_recomputation():
+    """Loss of the main network on the corrupted text, at the predicted positions."""
+    objective = tiny.objective("replace_mlm", init_stddev=0.2)
+    params, batch = init(objective), FOUR
+    masked = mask(objective, batch)
+
+    @jax.jit
+    def logits_of_main_network(params):
+        model = objective.bind(params)
+        proposed = model.generate(masked.masked_ids, context(batch), masked.masked_positions, None)
+        _, corrupted = objective.corrupt(proposed, batch, masked, SAMPLES, None)
+        hidden = model.discriminator_states(corrupted, context(batch), None)
+        logits = model.discriminator.head(hidden, model.embeddings.word[...])
+        return jnp.take_along_axis(logits, masked.masked_positions[..., None], axis=1)
+
+    used = np.asarray(masked.weights) > 0
+    logits = np.asarray(logits_of_main_network(params), np.float64)[used]
+    labels = np.asarray(masked.labels)[used]
+    log_softmax = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    expected = -log_softmax[np.arange(len(labels)), labels].sum()
+    pairs = sums(objective, params, batch, masked)
+    np.testing.assert_allclose(pairs["reconstruction_loss"], [expected, len(labels)], rtol=1e-5)
+    hits = (logits.argmax(axis=-1) == labels).sum()
+    np.testing.assert_array_equal(pairs["reconstruction_accuracy"], [hits, len(labels)])
+
+
+# Equivalences
+
+
+def test_electra_15_is_electra_where_everything_is_selected():
+    every, some = tiny.objective(init_stddev=0.2), tiny.objective("electra_15", init_stddev=0.2)
+    params, batch = init(every), FOUR
+    real = jnp.asarray(batch["piece_ids"] > 0)
+    positions = jnp.broadcast_to(jnp.arange(tiny.LENGTH), real.shape)
+    masked = Masked(
+        masked_ids=jnp.where(real, tiny.MASK, 0),
+        masked_positions=jnp.where(real, positions, 0),
+        labels=jnp.where(real, jnp.asarray(batch["input_ids"]), 0),
+        weights=real.astype(jnp.float32),
+    )
+    expected = sums(every, params, batch, masked)
+    found = sums(some, params, batch, masked)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+    assert some.totals(batch, masked) == every.totals(batch, masked)
+    usual = mask(every, batch)
+    assert sums(some, params, batch, usual)["rtd_loss"][1] == usual.weights.sum()
+
+
+@pytest.mark.parametrize("length", [32, 29])  # of parts of 4 positions: the last one is not full
+def test_closed_gate_makes_all_tokens_mlm_replace_mlm_on_the_selected_positions(length):
+    usual = tiny.objective("all_tokens_mlm", init_stddev=0.2)
+    params, batch = init(usual), tiny.packed(4, length=length)
+    masked = mask(usual, batch)
+    copy = {"kernel": jnp.zeros((32, 1)), "bias": jnp.array([-1e4])}  # never copies
+    head = params["discriminator"]["head"]
+    closed = params | {"discriminator": params["discriminator"] | {"head": head | {"copy": copy}}}
+
+    class OfSelected(type(usual)):
+        def main_sums(self, model, batch, masked, corrupted_ids, key, evaluation):
+            selected = masking.is_selected(masked, length)
+            only = {**batch, "piece_ids": batch["piece_ids"] * selected}
+            # Attention is that of the whole text; the loss is that of the selected positions.
+            states = model.discriminator_states(corrupted_ids, context(batch), key)
+            model.discriminator_states = lambda *_: states
+            return super().main_sums(model, only, masked, corrupted_ids, key, evaluation)
+
+    replace = tiny.objective("replace_mlm", loss={"frequencies": usual.frequencies})
+    replace = dataclasses.replace(
+        replace,
+        model=dataclasses.replace(usual.model, discriminator_head="masked_lm"),
+        temperature=1.0,
+    )
+    head = {name: x for name, x in head.items() if name != "copy"}
+    expected = sums(
+        replace,
+        params | {"discriminator": params["discriminator"] | {"head": head}},
+        batch,
+        masked,
+    )
+    found = sums(OfSelected(**vars(usual)), closed, batch, masked)
+    for name in ("reconstruction_loss", "reconstruction_accuracy"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, err_msg=name)
+    assert found["copy_rate"][0] == 0
+    open_gate = sums(usual, params, batch, masked)
+    assert open_gate["reconstruction_loss"][1] == (batch["piece_ids"] > 0).sum()
+
+
+def test_all_tokens_mlm_in_parts_is_that_of_all_at_once():
+    """Loss and gradients, against logits for every token."""
+    objective = tiny.objective("all_tokens_mlm", init_stddev=0.2)
+    params, batch = init(objective), jax.device_put(tiny.packed(2))
+    masked = mask(objective, batch)
+
+    def at_once(params):
+        model = objective.bind(params)
+        logits = objective.generator_logits(model, batch, masked, None)
+        _, corrupted = objective.corrupt(logits, batch, masked, SAMPLES, None)
+        states = model.discriminator_states(corrupted, context(batch), None)
+        head, words = model.discriminator.head, model.discriminator_words()
+        real, labels = batch["piece_ids"] > 0, jnp.asarray(batch["input_ids"])
+        pairs = copy_sums(head(states, words), head.gate(states), corrupted, labels, real)
+        return pairs["reconstruction_loss"][0]
+
+    def in_parts(params):
+        pairs = objective.sums(params, batch, masked, SAMPLES, None, False)
+        return pairs["reconstruction_loss"][0]
+
+    expected, found = (jax.jit(jax.value_and_grad(loss))(params) for loss in (at_once, in_parts))
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+    for name, slope in tiny.flat(expected[1]).items():
+        scale = max(1.0, np.abs(slope).max())
+        np.testing.assert_allclose(
+            tiny.flat(found[1])[name], slope, rtol=0, atol=1e-5 * scale, err_msg=name
+        )
+    text = jax.jit(jax.grad(in_parts)).lower(params).as_text()
+    assert "2x4x384xf32" in text
+    assert "2x32x384x" not in text and "64x384x" not in text
+
+
+def test_uniform_is_unigram_on_a_flat_corpus():
+    lines = ["tokens start words", "words start with tokens"] * 5
+    from electra_jax.data import tokenizer
+
+    settings = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
+    trained = tokenizer.train("wordpiece", lines, 100, **settings)
+    config = get_config()
+    config.generator.kind = "uniform"
+    uniform = make_objective(config, trained)
+    config.generator.kind = "unigram"
+    flat = make_objective(config, trained, np.full(trained.vocab_size, 7))
+    for one, other in zip(*(frequency_logits(x.frequencies) for x in (uniform, flat)), strict=True):
+        assert one == other
+    assert dataclasses.replace(flat, frequencies=uniform.frequencies) == uniform
+
+
+def test_frequencies_are_what_is_sampled():
+    objective = tiny.objective("all_tokens_mlm", vocab_size=300)
+    frequencies = tuple(float(x) for x in np.random.default_rng(0).integers(0, 4, 300))
+    objective = dataclasses.replace(objective, frequencies=frequencies)
+    batch = jax.device_put(tiny.packed(2000))
+    masked = mask(objective, batch)
+
+    @jax.jit
+    def samples(batch, masked):
+        logits = objective.generator_logits(None, batch, masked, None)
+        return objective.corrupt(logits, batch, masked, SAMPLES, None)[0]
+
+    drawn = np.asarray(samples(batch, masked))[np.asarray(masked.weights) > 0]
+    counts = np.bincount(drawn, minlength=300)
+    shares = np.array(frequencies) / sum(frequencies)
+    assert (counts[shares == 0] == 0).all()
+    expected = shares[shares > 0] * len(drawn)
+    statistic = ((counts[shares > 0] - expected) ** 2 / expected).sum()
+    freedom = len(expected) - 1
+    assert abs(statistic - freedom) < 4 * math.sqrt(2 * freedom)
+
+
+# Stages and freezing
+
+
+def run(objective: Objective, num_steps: int, state: TrainState | None = None, **optimizer):
+    """The states before and after each step, and the metrics of each, on one device."""
+    program = one_device(objective, tuple(optimizer.items()))
+    states, history = [jax.device_get(state or program.init())], []
+    for _ in range(num_steps):
+        state, pairs = program.train_step(jax.device_put(states[-1]), program.place(BATCH))
+        states.append(jax.device_get(state))
+        history.append(metrics.summarize(jax.device_get(pairs), objective.loss_terms))
+    return states, history
+
+
+@functools.cache
+def one_device(objective: Objective, optimizer: tuple = ()) -> parallel.Program:
+    mesh = parallel.make_mesh(
+        get_config().parallel.copy_and_resolve_references(), jax.devices()[:1]
+    )
+    return parallel.make_program(mesh, objective, tiny.optimizer(**dict(optimizer)), 0)
+
+
+def moved(before: TrainState, after: TrainState) -> set[str]:
+    old, new = tiny.flat(before.params), tiny.flat(after.params)
+    return {name for name in old if (old[name] != new[name]).any()}
+
+
+def with_moments(state: TrainState) -> set[str]:
+    return {name for name, moment in tiny.flat(state.opt_state[1]["nu"]).items() if moment.any()}
+
+
+@pytest.mark.parametrize("sharing", ["none", "gdes"])
+def test_second_stage_begins_with_the_generators_weights_and_freezes_them(sharing):
+    objective = tiny.objective("two_stage", sharing, embedding_size=32, init_stddev=0.1)
+    tables = "embeddings/" if sharing == "gdes" else "generator/embeddings/"
+    of_generator = starting_with(objective, "generator/", tables)
+    states, history = run(objective, 5, warmup_steps=1)  # steps 0 and 2 have rate 0
+    assert moved(states[1], states[2]) == of_generator
+    assert with_moments(states[2]) == of_generator
+    assert [set(line) & {"mlm_loss", "rtd_loss"} for line in history] == [
+        {"mlm_loss"},
+        {"mlm_loss"},
+        *[{"mlm_loss", "rtd_loss"}] * 3,
+    ]
+    assert history[1]["loss"] == pytest.approx(history[1]["mlm_loss"], rel=1e-6)
+    assert history[3]["loss"] == pytest.approx(50 * history[3]["rtd_loss"], rel=1e-6)
+
+    # Step 2 begins with the copy, and rate 0 leaves it as it is.
+    start, copied = states[2].params, states[3].params
+    mine, theirs = copied["discriminator"]["encoder"], start["generator"]["encoder"]
+    for name, value in tiny.flat(mine).items():
+        np.testing.assert_array_equal(value, tiny.flat(theirs)[name], err_msg=name)
+    mine, theirs = (
+        tower_embeddings(params, tower)
+        for params, tower in ((copied, "discriminator"), (start, "generator"))
+    )
+    for name, value in tiny.flat(mine).items():
+        np.testing.assert_array_equal(value, tiny.flat(theirs)[name], err_msg=name)
+    assert moved(states[3], states[4]) == tiny.flat(start).keys() - of_generator
+    assert moved(states[2], states[5]) == tiny.flat(start).keys() - of_generator
+    assert with_moments(states[5]) == tiny.flat(start).keys() - of_generator
+    assert [line["learning_rate"] for line in history] == pytest.approx(
+        [0, 1e-3 * (1 - 1 / 2), 0, 1e-3 * (1 - 1 / 98), 1e-3 * (1 - 2 / 98)], rel=1e-5
+    )
+
+
+def test_two_stages_without_a_first_one_have_a_frozen_random_generator():
+    """To the bit; the generator is that of step 0, and so are its moments, which are zero."""
+    config = get_config()
+    config.model.update(hidden_size=32, num_layers=1, embedding_size=8, max_positions=32)
+    config.generator.update(sharing="gdes", width=1.0)
+    config.algorithm = "two_stage"
+    from electra_jax.data import tokenizer
+
+    settings = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
+    trained = tokenizer.train("wordpiece", ["tokens start words"] * 5, 100, **settings)
+    two_stage = make_objective(config, trained)
+    config.algorithm = "joint"
+    config.generator.kind = "frozen"
+    frozen = make_objective(config, trained)
+    assert frozen == two_stage
+
+    objective = tiny.objective(sharing="gdes", init_stddev=0.1, loss={"generator_steps": 0})
+    of_generator = starting_with(objective, "generator/", "embeddings/")
+    states, history = run(objective, 3, warmup_steps=1, weight_decay=0.5)
+    assert moved(states[0], states[3]) == tiny.flat(states[0].params).keys() - of_generator
+    assert not with_moments(states[3]) & of_generator
+    assert history[0]["loss"] == pytest.approx(50 * history[0]["rtd_loss"], rel=1e-6)
+    assert objective.loss_terms == {"rtd_loss": 50.0}
+
+
+def test_resuming_in_either_stage_is_exact():
+    for kind in ("two_stage", "adversarial", "replace_mlm"):
+        objective = tiny.objective(kind, init_stddev=0.1)
+        straight, history = run(objective, 5, warmup_steps=1)
+        for step in (1, 2, 3):
+            fresh = jax.tree.map(np.copy, straight[step])
+            again, tail = run(objective, 5 - step, fresh, warmup_steps=1)
+            assert tail == history[step:]
+            for name, value in tiny.flat(straight[5]).items():
+                np.testing.assert_array_equal(tiny.flat(again[-1])[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", tiny.VARIANTS)
+def test_nothing_is_compiled_after_step_one(kind):
+    program = one_device(tiny.objective(kind, init_stddev=0.1), (("warmup_steps", 1),))
+    with compilations() as compiled:
+        state, _ = program.train_step(program.init(), program.place(BATCH))
+        compiled.clear()
+        for _ in range(3):
+            state, _ = program.train_step(state, program.place(BATCH))
+    assert not compiled
+
+
+def test_ramps():
+    ramp = Ramp(3.0, 1.0, 4)
+    assert [float(at(ramp, jnp.int32(step))) for step in (0, 1, 4, 100)] == [3.0, 2.5, 1.0, 1.0]
+    assert at(ramp, None) == 1.0
+    assert at(0.5, jnp.int32(3)) == 0.5
+
+
+def test_ramps_change_loss_and_temperature():
+    objective = tiny.objective("replace_mlm", init_stddev=0.1)  # 3 to 1 in 4 steps
+    _, history = run(objective, 5, warmup_steps=1)
+    weights = [(line["loss"] - line["mlm_loss"]) / line["reconstruction_loss"] for line in history]
+    assert weights == pytest.approx([3, 2.5, 2, 1.5, 1], rel=1e-5)
+    params, masked = init(objective), mask(objective, BATCH)
+    early, late = (
+        jax.jit(lambda step: objective.sums(params, BATCH, masked, SAMPLES, None, False, step))(x)
+        for x in (jnp.int32(0), jnp.int32(3))
+    )
+    end = sums(objective, params, BATCH, masked, evaluation=False)
+    np.testing.assert_array_equal(late["replaced_fraction"], end["replaced_fraction"])
+    assert (early["reconstruction_loss"] != end["reconstruction_loss"]).any()
+
+
+# Gradient paths
+
+
+def test_gdes_keeps_the_discriminators_gradients_from_the_generators_tables():
+    objective = tiny.objective(sharing="gdes", init_stddev=0.2)
+    assert reached(objective, "rtd_loss") == starting_with(objective, "discriminator/")
+    assert reached(objective, "mlm_loss") == starting_with(objective, "generator/", "embeddings/")
+    assert starting_with(objective, "discriminator/embeddings/") == {
+        f"discriminator/embeddings/{name}"
+        for name in ("word", "position", "token_type", "norm/scale", "norm/bias")
+    }
+
+
+def test_gdes_starts_as_shared_embeddings():
+    gdes, shared = (
+        tiny.objective(sharing=sharing, init_stddev=0.2) for sharing in ("gdes", "embeddings")
+    )
+    params, batch = init(gdes), FOUR
+    masked = mask(gdes, batch)
+    own = {name: x for name, x in params["discriminator"].items() if name != "embeddings"}
+    expected = sums(shared, params | {"discriminator": own}, batch, masked)
+    for name, value in sums(gdes, params, batch, masked).items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["replace_mlm", "all_tokens_mlm"])
+def test_words_that_the_main_network_predicts_are_tied_to_those_it_reads(kind):
+    objective = tiny.objective(kind, sharing="gdes", init_stddev=0.2)
+    own = reached(objective, "reconstruction_loss")
+    assert own == starting_with(objective, "discriminator/")
+    params = init(objective)
+    residual = params["discriminator"]["embeddings"]["word"] + 0.5
+    params["discriminator"]["embeddings"]["word"] = residual
+    graph = structure(objective.model)[0]
+    words = nnx.merge(graph, params).discriminator_words()
+    np.testing.assert_array_equal(words, params["embeddings"]["word"] + 0.5)
+    np.testing.assert_array_equal(words, tower_embeddings(params, "discriminator")["word"])
+
+
+@pytest.mark.parametrize("kind", ["electra_15", "replace_mlm"])
+def test_main_network_reaches_the_generator_through_shared_tables_only(kind):
+    objective = tiny.objective(kind, init_stddev=0.2)
+    main = reached(objective, objective.main_term)
+    assert main == starting_with(objective, "discriminator/", "embeddings/")
+    assert reached(objective, "mlm_loss") == starting_with(
+        objective, "generator/", "embeddings/"
+    ) - {"generator/baseline/kernel"}
+
+
+def test_adversarial_loss_reaches_the_generator_through_the_policy_alone():
+    objective = tiny.objective("adversarial", sharing="none", init_stddev=0.2)
+    baseline = starting_with(objective, "generator/baseline/")
+    generator = starting_with(objective, "generator/") - baseline
+    discriminator = starting_with(objective, "discriminator/", "embeddings/")
+    assert reached(objective, "rtd_loss") == discriminator
+    assert reached(objective, "policy_loss") == generator
+    assert reached(objective, "mlm_loss") == generator
+    assert reached(objective, "baseline_loss") == baseline
+    params, masked = init(objective), mask(objective, BATCH)
+    policy = gradients(objective, params, BATCH, masked, "policy_loss")
+    likelihood = gradients(objective, params, BATCH, masked, "mlm_loss")
+    head = lambda slopes: slopes["generator"]["head"]["bias"]  # noqa: E731
+    assert (head(policy) != head(likelihood)).any()
+
+
+def test_warm_up_is_by_likelihood_and_then_by_reward():
+    objective = tiny.objective("adversarial")
+    weights = [
+        {name: float(x) for name, x in objective.loss_weights(jnp.int32(step)).items()}
+        for step in (1, 2)
+    ]
+    assert weights == [
+        {"mlm_loss": 1, "policy_loss": 0, "baseline_loss": 1, "rtd_loss": 50},
+        {"mlm_loss": 0, "policy_loss": 1, "baseline_loss": 1, "rtd_loss": 50},
+    ]
+    assert objective.loss_terms == {"policy_loss": 1, "baseline_loss": 1, "rtd_loss": 50}
+
+
+@pytest.mark.parametrize("disallow_correct", [False, True])
+def test_policy_gradient_agrees_with_the_exact_one(disallow_correct):
+    """Of the mean reward over a vocabulary of 5 words, by enumeration; within 4 standard errors."""
+    temperature, num_draws = 2.0, 40_000
+    rng = np.random.default_rng(0)
+    words = jnp.asarray(rng.normal(size=5), jnp.float32)
+    table = jnp.asarray(rng.uniform(0.1, 3.0, size=5), jnp.float32)  # reward of each
+    labels = jnp.full((num_draws, 1), 3)
+
+    def logits_of(words):
+        return jnp.pad(words, (0, 123), constant_values=PADDED_LOGIT)
+
+    def propose(words):
+        rows = jnp.broadcast_to(logits_of(words), (num_draws, 1, 128))
+        return masking.proposal_logits(rows, labels, temperature, disallow_correct)
+
+    keys = masking.row_keys(SAMPLES, jnp.arange(num_draws))
+    samples = jax.jit(
+        lambda words: masking.sample_replacements(
+            jnp.broadcast_to(logits_of(words), (num_draws, 1, 128)),
+            labels,
+            keys,
+            temperature,
+            disallow_correct,
+        )
+    )(words)
+
+    def per_draw(words):
+        pairs = jax.vmap(
+            lambda logits, sample: policy_sums(
+                logits[None],
+                sample[None],
+                table[sample][None],
+                jnp.full((1, 1), 0.3),
+                jnp.ones((1, 1)),
+            )
+        )(propose(words), samples)
+        return -pairs["policy_loss"][:, 0]
+
+    estimates = np.asarray(jax.jit(jax.jacfwd(per_draw))(words))  # [draws, 5]
+
+    def mean_reward(words):
+        scaled = words / temperature
+        if disallow_correct:
+            scaled = scaled.at[3].set(-jnp.inf)
+        return (jax.nn.softmax(scaled) * table).sum()
+
+    exact = np.asarray(jax.grad(mean_reward)(words))
+    error = estimates.std(axis=0) / math.sqrt(num_draws)
+    assert (np.abs(estimates.mean(axis=0) - exact) <= 4 * error + 1e-6).all()
+    assert np.abs(exact).max() > 10 * error.max()  # the test could tell zero from this
+
+
+# Parameters
+
+
+def sized(**changes) -> dict:
+    config = get_config()
+    for name, value in changes.items():
+        section, _, leaf = name.rpartition("__")
+        setattr(config[section] if section else config, leaf, value)
+    return structure(model_config(config, 30522))[1]
+
+
+def count(tree: dict) -> int:
+    return sum(x.size for x in jax.tree.leaves(tree))
+
+
+def test_parameter_counts():
+    """Of the small model: V = 30522, E = 128, H = 256, a generator 64 wide."""
+    usual = count(sized())
+    assert usual == 14_196_219
+    tables = (30522 + 512 + 2) * 128
+    assert count(sized(generator__sharing="gdes")) == usual + tables + 2 * 128
+    generator = 608_064 + 39_098
+    assert count(sized(generator__kind="unigram")) == usual - generator
+    rtd_head, lm_head = 256 * 256 + 256 + 256 + 1, 256 * 128 + 128 + 2 * 128 + 30522
+    assert count(sized(objective="electra_15")) == usual
+    assert count(sized(objective="replace_mlm")) == usual - rtd_head + lm_head
+    assert count(sized(objective="all_tokens_mlm")) == usual - rtd_head + lm_head + 256 + 1
+    assert count(sized(algorithm="adversarial")) == usual + 64 + 1
+
+
+def test_state_of_every_variant_has_a_place():
+    for kind in tiny.VARIANTS:
+        state = jax.eval_shape(
+            lambda kind=kind: init_state(tiny.objective(kind), tiny.optimizer(), 0)
+        )
+        mesh = parallel.make_mesh(get_config().parallel)
+        parallel.shardings(state, mesh)
