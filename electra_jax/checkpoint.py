@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as preservation
 
 from electra_jax.config import BEST_METRICS
 from electra_jax.errors import UserError
+from electra_jax.modeling.electra import Params
 from electra_jax.step import TrainState
 
 # How TensorStore tells what the operating system said.
@@ -179,3 +181,39 @@ class Checkpoints:
                 number = int(code[1])
                 raise OSError(number, os.strerror(number), str(self.directory)) from error
             raise
+
+
+def restore_params(directory: Path, step: int | None = None) -> tuple[int, Params]:
+    """The parameters of a checkpoint, on the host; the optimiser's state is not read.
+
+    Args:
+      directory: `checkpoints` of a run directory.
+      step: which one; None for the newest.
+
+    Returns:
+      The step, and the parameters as NumPy arrays.
+
+    Raises:
+      UserError: there is no such checkpoint, or it cannot be read.
+    """
+    steps = {int(path.name) for path in directory.glob("*") if path.name.isdigit()}
+    if not steps or step not in {None, *steps}:
+        wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
+        there = f"; there are {', '.join(map(str, sorted(steps)))}" if steps else ""
+        raise UserError(f"{directory}: there is no {wanted}{there}")
+    step = max(steps) if step is None else step
+    path = directory.absolute() / str(step) / "state"
+    handler = ocp.PyTreeCheckpointHandler()
+    try:
+        params = handler.metadata(path).tree["params"]
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), params)
+        restored = handler.restore(
+            path,
+            args=ocp.args.PyTreeRestore(
+                {"params": params}, {"params": as_numpy}, partial_restore=True
+            ),
+        )
+    except Exception as error:  # Orbax has no class of its own for what it cannot read
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(f"{directory / str(step)} cannot be read: {reason}") from error
+    return step, restored["params"]
