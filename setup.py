@@ -4,7 +4,7 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-TEST = ["beartype", "pytest", "pyyaml", "ruff", "safetensors"]
+TEST = ["beartype", "pytest", "pyyaml", "ruff"]
 
 setup(
     name="electra_jax",
@@ -27,7 +27,9 @@ setup(
         "numpy",
         "optax>=0.2.8",
         "orbax-checkpoint>=0.12.8",
+        "protobuf",
         "pyarrow",
+        "safetensors",
         "sentencepiece>=0.2.2",
         "tensorboardX",
         "tensorflow-datasets",

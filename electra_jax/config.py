@@ -28,6 +28,9 @@ def get_config() -> ConfigDict:
     config.algorithm = "joint"  # joint | two_stage | adversarial: how the two networks are trained
     config.seed = 0  # of parameters, masks, samples, dropout and the order of the data
     config.num_train_steps = 1_000_000
+    config.init_from = ""  # weights to start from, see docs/interop.md; empty: random ones
+    config.init_missing = "error"  # of a network without weights: error | initialize | copy
+    config.init_resize = ""  # tables that may differ in length: positions, vocabulary, or both
     config.batch_size = 128  # global: rows per update over all devices and hosts
     config.ramp_steps = 0  # updates in which what has a *_start goes from there to its own value
     config.num_microbatches = 1  # gradients are accumulated over this many parts of the batch
@@ -155,6 +158,8 @@ CHECKS: dict[str, Check] = {
     "algorithm": one_of("joint", "two_stage", "adversarial"),
     "seed": (lambda x: 0 <= x < 2**32, "at least 0 and below 2**32"),  # JAX drops higher bits
     "num_train_steps": COUNT,
+    "init_missing": one_of("error", "initialize", "copy"),
+    "init_resize": one_of("", "positions", "vocabulary", "positions,vocabulary"),
     "batch_size": COUNT,
     "ramp_steps": NOT_NEGATIVE,
     "num_microbatches": COUNT,

@@ -260,6 +260,18 @@ def make_program(
     )
 
 
+def with_params(state: TrainState, loaded: dict[str, np.ndarray]) -> TrainState:
+    """`state` with the parameters in `loaded`, by path, in the place of its own."""
+
+    def placed(path: tuple, x: Array) -> Array:
+        value = loaded.get(path_name(path))
+        if value is None:
+            return x
+        return jax.make_array_from_callback(x.shape, x.sharding, lambda index: value[index])
+
+    return dataclasses.replace(state, params=jax.tree.map_with_path(placed, state.params))
+
+
 def share_of_rows(sharding: NamedSharding) -> tuple[int, int]:
     """The part of a batch that the devices of this process hold: (i, n) for the i-th of n.
 

@@ -21,6 +21,7 @@ from electra_jax.data.layout import Rows
 from electra_jax.errors import UserError
 from electra_jax.flops import peak_flops, train_flops_per_token
 from electra_jax.generator import generator_of, with_generator
+from electra_jax.interop.pretrained import load_networks
 from electra_jax.interruption import Interruption
 from electra_jax.modeling.electra import Params
 from electra_jax.objectives import Objective, make_objective
@@ -94,6 +95,9 @@ def run(config: ConfigDict, workdir: Path, interruption: Interruption) -> TrainS
         config.parallel.shard_optimizer,
     )
 
+    starts_from_weights = config.init_from and not run_directory.has_checkpoint(workdir)
+    loaded = load_networks(config, objective, store.tokenizer, log) if starts_from_weights else {}
+
     with (
         run_directory.hold(workdir) if is_main else contextlib.nullcontext(),
         Checkpoints(
@@ -103,7 +107,7 @@ def run(config: ConfigDict, workdir: Path, interruption: Interruption) -> TrainS
         changed = run_directory.check(config, workdir)  # again: now no other run can change it
         found = checkpoints.restore_newest(program.abstract_state, log)
         start, saved = (found.step, found.progress) if found else (0, {})
-        state = found.state if found else program.init()
+        state = found.state if found else parallel.with_params(program.init(), loaded)
         if not found and config.generator.init_from:
             run = Path(config.generator.init_from)
             state = with_generator(state, generator_of(run, store.tokenizer))

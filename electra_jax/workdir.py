@@ -59,8 +59,7 @@ def check(config: ConfigDict, workdir: Path) -> list[str]:
     existing = next(path for path in (workdir, *workdir.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise UserError(f"--workdir is {workdir}, but {existing} is not a directory to write to")
-    checkpoints = workdir / "checkpoints"
-    if not checkpoints.exists() or not any(path.name.isdigit() for path in checkpoints.iterdir()):
+    if not has_checkpoint(workdir):
         return []
     before = _read_config(workdir / "config.json")
     now = flatten(ConfigDict(json.loads(json.dumps(config.to_dict()))))
@@ -80,6 +79,12 @@ def check(config: ConfigDict, workdir: Path) -> list[str]:
             "use another --workdir, or go on all the same with --config.resume=changed"
         )
     return list(differing.values())
+
+
+def has_checkpoint(workdir: Path) -> bool:
+    """Whether there is a run in `workdir` to go on with."""
+    checkpoints = workdir / "checkpoints"
+    return checkpoints.exists() and any(path.name.isdigit() for path in checkpoints.iterdir())
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -126,8 +126,9 @@ def test_the_default_is_complete_and_locked():
     with pytest.raises(AttributeError, match="learning_rat"):
         get_config().optimizer.learning_rat = 1.0
     unchecked = set(flatten(get_config())) - set(CHECKS)
-    # A file name, and switches: any value of their type makes sense.
+    # File names, and switches: any value of their type makes sense.
     assert unchecked == {
+        "init_from",
         "data.vocab",
         "data.lower_case",
         "data.strip_accents",
@@ -143,6 +144,8 @@ BAD_VALUES = {
     "algorithm": ["gan"],
     "seed": [-1, 2**32],
     "num_train_steps": [0],
+    "init_missing": ["skip"],
+    "init_resize": ["all"],
     "batch_size": [0],
     "ramp_steps": [-1],
     "num_microbatches": [0],

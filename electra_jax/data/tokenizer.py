@@ -97,7 +97,7 @@ class Tokenizer(ABC):
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = self.special_ids
         self.starts_word = np.array([begins(token) for token in self.vocab])
         self.starts_word[list(self.special_ids)] = True
-        self._content = content
+        self.content = content
         identity = json.dumps({"family": self.family, **settings}, sort_keys=True)
         self.hash = hashlib.sha256(f"{identity}\n".encode() + content).hexdigest()
 
@@ -126,7 +126,7 @@ class Tokenizer(ABC):
         """Writes the vocabulary and `tokenizer_config.json` into a directory, for `load`."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / self.vocab_file).write_bytes(self._content)
+        (directory / self.vocab_file).write_bytes(self.content)
         settings = json.dumps({"family": self.family, **self.settings}, indent=2) + "\n"
         (directory / _SETTINGS_FILE).write_text(settings, encoding="utf-8")
 

@@ -1,16 +1,19 @@
-"""Hugging Face weights from and to our parameters (spec 1.9).
+"""Hugging Face's names and layout of weights, from and to our parameters (spec 1.9).
 
-A Hugging Face file holds one tower: `ElectraForPreTraining` the discriminator,
-`ElectraForMaskedLM` the generator, each with its copy of the shared embeddings. Its linear
-weights are `[out, in]`, one tensor a layer, with query, key and value apart. Ours are `[in, out]`,
-stacked over layers, with query, key and value fused and heads split.
+One of their files holds a part of what a run has trained: an encoder with its embeddings and,
+mostly, a head. Their linear weights are `[out, in]`, one tensor a layer, with query, key and value
+apart. Ours are `[in, out]`, stacked over layers, with query, key and value fused and heads split.
 
-`NAMES` and `to_huggingface` say it all: they only reorder numbers, so the transpose of that linear
-map is its inverse, and `from_huggingface` needs no second description.
+`ENCODER`, `PARTS` and `to_huggingface` say it all: they only reorder numbers, so the transpose of
+that linear map is its inverse, and `from_huggingface` needs no second description.
 """
 
+import dataclasses
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +21,13 @@ import numpy as np
 from jaxtyping import Array
 
 from electra_jax.errors import UserError
-from electra_jax.modeling.electra import Params, path_name, tower_embeddings
+from electra_jax.modeling import electra
+from electra_jax.modeling.electra import ElectraConfig, Params, path_name, tower_embeddings
+from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.layers import LAYER_NORM_EPSILON
 
 # Our modules and tables to theirs; `{}` is the layer. Several names are fused in ours.
-NAMES: dict[str, tuple[str, ...]] = {
+ENCODER: dict[str, tuple[str, ...]] = {
     "embeddings/word": ("electra.embeddings.word_embeddings",),
     "embeddings/position": ("electra.embeddings.position_embeddings",),
     "embeddings/token_type": ("electra.embeddings.token_type_embeddings",),
@@ -37,77 +43,278 @@ NAMES: dict[str, tuple[str, ...]] = {
     "encoder/layers/up": ("electra.encoder.layer.{}.intermediate.dense",),
     "encoder/layers/down": ("electra.encoder.layer.{}.output.dense",),
     "encoder/layers/output_norm": ("electra.encoder.layer.{}.output.LayerNorm",),
-    "discriminator/head/dense": ("discriminator_predictions.dense",),
-    "discriminator/head/output": ("discriminator_predictions.dense_prediction",),
-    "generator/head/dense": ("generator_predictions.dense",),
-    "generator/head/norm": ("generator_predictions.LayerNorm",),
-    "generator/head": ("generator_lm_head",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What one file holds.
+
+    Attributes:
+      architecture: Hugging Face's class.
+      head: our modules to theirs.
+    """
+
+    architecture: str
+    head: dict[str, str]
+
+
+PARTS = {
+    "encoder": Part("ElectraModel", {}),
+    "discriminator": Part(
+        "ElectraForPreTraining",
+        {
+            "head/dense": "discriminator_predictions.dense",
+            "head/output": "discriminator_predictions.dense_prediction",
+        },
+    ),
+    "generator": Part(
+        "ElectraForMaskedLM",
+        {
+            "head/dense": "generator_predictions.dense",
+            "head/norm": "generator_predictions.LayerNorm",
+            "head": "generator_lm_head",
+        },
+    ),
+    "classifier": Part(
+        "ElectraForSequenceClassification",
+        {"head/dense": "classifier.dense", "head/output": "classifier.out_proj"},
+    ),
+    "qa": Part("ElectraForQuestionAnswering", {"head/output": "qa_outputs"}),
+    "tagger": Part("ElectraForTokenClassification", {"head/output": "classifier"}),
 }
 
 WORD_TABLE = "electra.embeddings.word_embeddings.weight"
 TIED_OUTPUT = "generator_lm_head.weight"  # the word table once more, where a file has it at all
-BUFFERS = ("electra.embeddings.position_ids", "electra.embeddings.token_type_ids")  # no weights
+
+# What `config.json` must say where it says anything: all that our encoder can be.
+FIXED = {
+    "hidden_act": "gelu",
+    "layer_norm_eps": LAYER_NORM_EPSILON,
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+}
+SIZES = {
+    "vocab_size": "vocab_size",
+    "embedding_size": "embedding_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "max_positions": "max_position_embeddings",
+    "token_types": "type_vocab_size",
+}
+RATES = {
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "init_stddev": "initializer_range",
+}
 
 
 def one_tower(params: Params, tower: str) -> Params:
-    """`{"embeddings", tower: {"encoder", "head"}}`, what `tower` runs on, however it is shared.
+    """`{"embeddings", "encoder", "head"}`: what `tower` runs on, however it is shared.
 
     Args:
       params: of a whole model, or their shapes.
       tower: `generator` or `discriminator`.
     """
     own = params[tower]
-    embeddings = tower_embeddings(params, tower)
-    encoder = own["encoder"] if "encoder" in own else params["discriminator"]["encoder"]
-    return {"embeddings": embeddings, tower: {"encoder": encoder, "head": own["head"]}}
+    return {
+        "embeddings": tower_embeddings(params, tower),
+        "encoder": own["encoder"] if "encoder" in own else params["discriminator"]["encoder"],
+        "head": own["head"],
+    }
 
 
-def to_huggingface(params: Params) -> dict[str, Array]:
-    """Hugging Face's tensors of `one_tower`; the tied `generator_lm_head.weight` is left out."""
+def tower_structure(config: EncoderConfig, part: str) -> Params:
+    """Shapes of an encoder of these sizes, with the head of a pre-training part if it is one."""
+    shapes = electra.structure(ElectraConfig(config, config, "all"))[1]
+    tower = one_tower(shapes, part if part == "generator" else "discriminator")
+    if part not in ("generator", "discriminator"):
+        del tower["head"]
+    return tower
+
+
+def to_huggingface(params: Params, part: str) -> dict[str, Array]:
+    """Hugging Face's tensors of a part, a key of `PARTS`.
+
+    Args:
+      params: `{"embeddings", "encoder", "head"}`, the head where the part has one.
+
+    Returns:
+      Tensors by name. The generator's tied `generator_lm_head.weight` is left out.
+    """
     tensors = {}
     for path, value in jax.tree.leaves_with_path(params):
-        path = re.sub("^(generator|discriminator)/encoder", "encoder", path_name(path))
-        module, _, leaf = path.rpartition("/")
-        names = NAMES[path if path in NAMES else module]
-        suffix = "bias" if leaf == "bias" else "weight"
-        is_stacked = "/layers/" in path
-        for i, layer in enumerate(jnp.split(value, len(value)) if is_stacked else [value[None]]):
-            parts = jnp.split(layer[0], len(names), axis=1 if leaf == "kernel" else 0)
-            for name, part in zip(names, parts, strict=True):
-                if leaf == "kernel":  # [H, 1, A, D], [A, D, H] or [in, out]
-                    inputs = part.shape[:1] if len(names) > 1 else part.shape[:-1]
-                    part = part.reshape(np.prod(inputs), -1).T
-                elif leaf == "bias":
-                    part = part.reshape(-1)
-                tensors[f"{name.format(i)}.{suffix}"] = part
+        path = path_name(path)
+        is_kernel, is_stacked = path.endswith("/kernel"), "/layers/" in path
+        layers = jnp.split(value, len(value)) if is_stacked else [value[None]]
+        for layer, names in zip(layers, tensor_names(path, len(layers), part), strict=True):
+            pieces = jnp.split(layer[0], len(names), axis=1 if is_kernel else 0)
+            for name, piece in zip(names, pieces, strict=True):
+                if is_kernel:  # [H, 1, A, D], [A, D, H] or [in, out]
+                    inputs = piece.shape[:1] if len(names) > 1 else piece.shape[:-1]
+                    piece = piece.reshape(np.prod(inputs), -1).T
+                elif name.endswith(".bias"):
+                    piece = piece.reshape(-1)
+                tensors[name] = piece
     return tensors
 
 
-def from_huggingface(tensors: Mapping[str, Array | np.ndarray], like: Params) -> Params:
-    """Our float32 parameters from a Hugging Face file.
+def tensor_names(path: str, num_layers: int, part: str) -> Iterator[tuple[str, ...]]:
+    """For each layer, the names of the tensors that our parameter `path` is made of.
+
+    Raises:
+      KeyError: the part has no such parameter.
+    """
+    names = ENCODER | {ours: (theirs,) for ours, theirs in PARTS[part].head.items()}
+    module, _, leaf = path.rpartition("/")
+    suffix = "bias" if leaf == "bias" else "weight"
+    found = names[path if path in names else module]
+    for layer in range(num_layers):
+        yield tuple(f"{name.format(layer)}.{suffix}" for name in found)
+
+
+def parameter_of(like: Params, part: str) -> dict[str, str]:
+    """For each tensor that `to_huggingface` gives, the path of our parameter."""
+    return {
+        name: path_name(path)
+        for path, x in jax.tree.leaves_with_path(like)
+        for names in tensor_names(
+            path_name(path), x.shape[0] if "/layers/" in path_name(path) else 1, part
+        )
+        for name in names
+    }
+
+
+def from_huggingface(tensors: Mapping[str, Array | np.ndarray], like: Params, part: str) -> Params:
+    """Our float32 parameters from Hugging Face's tensors.
 
     Args:
-      tensors: by name, of any floating type.
-      like: `one_tower` of the model's structure; says which tensors there must be, and how large.
+      tensors: by name, of any floating type; those of the part alone.
+      like: `{"embeddings", "encoder", "head"}` or their shapes; says which tensors there must be,
+        and how large.
+      part: a key of `PARTS`.
 
     Returns:
-      Parameters in the layout of `like`.
+      Parameters in the layout of `like`, on the host.
 
     Raises:
       UserError: names the tensors that are missing, unknown, of another shape or not tied.
     """
-    expected = jax.eval_shape(to_huggingface, like)
+    expected = jax.eval_shape(lambda params: to_huggingface(params, part), like)
     problems = [f"{name} is missing" for name in expected if name not in tensors]
     for name, x in tensors.items():
         if name in expected and x.shape != expected[name].shape:
             problems.append(f"{name} is {x.shape}, the model's is {expected[name].shape}")
-        elif name == TIED_OUTPUT and "generator" in like:
+        elif name == TIED_OUTPUT and part == "generator":
             if not np.array_equal(x, tensors.get(WORD_TABLE)):
                 problems.append(f"{name} is not tied to {WORD_TABLE}")
-        elif name not in expected and name not in BUFFERS:
+        elif name not in expected:
             problems.append(f"{name} is not known")
+        elif not jnp.issubdtype(x.dtype, jnp.floating):
+            problems.append(f"{name} holds {x.dtype}, not floating-point numbers")
     if problems:
         raise UserError(f"the weights do not fit the model: {'; '.join(problems)}")
-    source = {name: jnp.asarray(tensors[name], jnp.float32) for name in expected}
-    inverse = jax.linear_transpose(to_huggingface, like)
-    return jax.jit(inverse)(source)[0]
+    source = {name: np.asarray(tensors[name], np.float32) for name in expected}
+    inverse = jax.linear_transpose(lambda params: to_huggingface(params, part), like)
+    return jax.device_get(jax.jit(inverse)(source)[0])
+
+
+def part_of(names: Mapping[str, Any]) -> str:
+    """Which part a file with tensors of these names is: the one whose head is there."""
+    roots = {name.rpartition(".")[0] for name in names}
+    heads = {part: len(roots & {*PARTS[part].head.values()}) for part in PARTS if PARTS[part].head}
+    best = max(heads, key=heads.get)
+    return best if heads[best] else "encoder"
+
+
+def to_config(config: EncoderConfig, part: str, pad_id: int) -> dict[str, Any]:
+    """The content of `config.json`."""
+    return {
+        "model_type": "electra",
+        "architectures": [PARTS[part].architecture],
+        **{theirs: getattr(config, ours) for ours, theirs in (SIZES | RATES).items()},
+        "hidden_act": FIXED["hidden_act"],
+        "layer_norm_eps": FIXED["layer_norm_eps"],
+        "pad_token_id": pad_id,
+        "tie_word_embeddings": True,
+    }
+
+
+def from_config(content: Mapping[str, Any]) -> EncoderConfig:
+    """The sizes in a `config.json` of an ELECTRA or BERT model.
+
+    Raises:
+      UserError: names the field that is missing, or that no encoder of ours can follow.
+    """
+    kind = content.get("model_type")
+    if kind not in ("electra", "bert"):
+        raise UserError(f"model_type is {kind!r}; allowed: 'electra', 'bert'")
+    for name, value in FIXED.items():
+        if content.get(name, value) != value:
+            raise UserError(f"{name} is {content[name]!r}; allowed: {value!r}")
+    if kind == "bert":
+        content = {**content, "embedding_size": content.get("hidden_size")}
+    sizes = {ours: content.get(theirs) for ours, theirs in SIZES.items()}
+    for ours, value in sizes.items():
+        if type(value) is not int or not 1 <= value < 2**31:
+            raise UserError(f"{SIZES[ours]} is {value!r}; allowed: a number, at least 1")
+    rates = {ours: content[theirs] for ours, theirs in RATES.items() if theirs in content}
+    for ours, value in rates.items():
+        if not isinstance(value, int | float) or not 0 <= value < 1:
+            raise UserError(f"{RATES[ours]} is {value!r}; allowed: at least 0 and below 1")
+    if sizes["hidden_size"] % sizes["num_heads"]:
+        raise UserError(
+            f"hidden_size is {sizes['hidden_size']} and num_attention_heads is "
+            f"{sizes['num_heads']}; allowed: heads that divide the hidden size"
+        )
+    return EncoderConfig(**sizes, **{name: float(value) for name, value in rates.items()})
+
+
+# Other spellings of the same tensors: BERT's, those of a file without a head, those of old files.
+SPELLINGS = (
+    (r"^bert\.", "electra."),
+    (r"^(embeddings|embeddings_project|encoder|pooler)\.", r"electra.\1."),
+    (r"^cls\.predictions\.transform\.", "generator_predictions."),
+    (r"^cls\.predictions\.bias$", "generator_lm_head.bias"),
+    (r"^cls\.predictions\.decoder\.", "generator_lm_head."),
+    (r"LayerNorm\.gamma$", "LayerNorm.weight"),
+    (r"LayerNorm\.beta$", "LayerNorm.bias"),
+)
+# What is known and has no place in our model, and why.
+WITHOUT_A_PLACE = (
+    (r"^electra\.embeddings\.(position_ids|token_type_ids)$", "numbers 0, 1, 2 ..., no weights"),
+    (r"^electra\.pooler\.", "BERT's pooler; ELECTRA has none"),
+    (r"^cls\.seq_relationship\.", "BERT's head for the next sentence; ELECTRA has none"),
+)
+
+
+def canonical(name: str) -> str:
+    """The name that an ELECTRA model of Hugging Face's would have for the tensor `name`."""
+    for pattern, replacement in SPELLINGS:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def without_a_place(name: str) -> str | None:
+    """Why the tensor of this canonical name is not used, if it is known to be of no use."""
+    return next((why for pattern, why in WITHOUT_A_PLACE if re.search(pattern, name)), None)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+      UserError: the file is missing or holds something else.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not readable as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds no JSON object")
+    return content
