@@ -28,6 +28,7 @@ setup(
         "optax>=0.2.8",
         "orbax-checkpoint>=0.12.8",
         "pyarrow",
+        "scipy",
         "sentencepiece>=0.2.2",
         "tensorboardX",
         "tensorflow-datasets",
