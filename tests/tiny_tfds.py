@@ -75,3 +75,37 @@ def make_glue(directory: Path) -> None:
     for config in TinyGlue.BUILDER_CONFIGS:
         builder = TinyGlue(data_dir=str(directory), config=config.name, file_format="array_record")
         builder.download_and_prepare()
+
+
+class TinySquad(tfds.core.GeneratorBasedBuilder):
+    """Two questions, one without an answer, in the layout of TensorFlow's `squad/v2.0`."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        text = tfds.features.Text()
+        answers = tfds.features.Sequence({"text": text, "answer_start": np.int32})
+        fields = {"id": np.str_, "question": text, "context": text, "answers": answers}
+        features = tfds.features.FeaturesDict({**fields, "is_impossible": np.bool_})
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, dl_manager):
+        return {"validation": self._generate_examples()}
+
+    def _generate_examples(self):
+        for key, answers in (("0", [("naïve", 0), ("b", 6)]), ("1", [])):
+            yield (
+                key,
+                {
+                    "id": key,
+                    "question": "who?",
+                    "context": "naïve b",
+                    "answers": [{"text": text, "answer_start": start} for text, start in answers],
+                    "is_impossible": not answers,
+                },
+            )
+
+
+def make_squad(directory: Path) -> None:
+    """Builds the set `tiny_squad` below a directory."""
+    TinySquad(data_dir=str(directory), file_format="array_record").download_and_prepare()

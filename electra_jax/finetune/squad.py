@@ -132,7 +132,7 @@ class SquadTask(Task):
         self._files = dict(files)
         self._examples: dict[str, list[Example]] = {}
         self._unanswerable = unanswerable
-        self._null_threshold = null_threshold
+        self._null_threshold = float(null_threshold)
         self._max_answer_length = max_answer_length
         self._doc_stride = doc_stride
         self._answerability = answerability

@@ -138,7 +138,7 @@ def _raw_scores(gold: Gold, predicted: Texts) -> tuple[dict[str, float], dict[st
         exact[key] = overlap[key] = 0.0
         if key in predicted:
             answer = normalize(predicted[key])
-            answers = {normalize(text) for text in texts}
+            answers = {normalize(text) for text in {*texts}}
             exact[key] = float(answer in answers)
             # Two answers without words are equal, and share no words to count.
             overlap[key] = max((f1(text, answer) for text in answers), default=0.0)
@@ -180,7 +180,10 @@ def _score_files(
             raise UserError(f"--null_odds is given, but all questions of {data} have an answer")
         scores = score_v1(gold, texts)
     else:
-        odds = None if null_odds is None else _by_id(null_odds, int | float, "a number")
+        odds = None
+        if null_odds is not None:
+            found = _by_id(null_odds, int | float, "a number")
+            odds = {key: float(value) for key, value in found.items()}
         scores = score_v2(gold, texts, odds, null_threshold)
     return {
         **scores,
