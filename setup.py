@@ -30,6 +30,7 @@ setup(
         "protobuf",
         "pyarrow",
         "safetensors",
+        "scipy",
         "sentencepiece>=0.2.2",
         "tensorboardX",
         "tensorflow-datasets",

@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -79,20 +79,32 @@ def parse(values: flags.FlagValues, doc: str) -> flags.FlagValues:
     Raises:
       UserError: a flag or field that does not exist, or a value of another type.
     """
+    parse_arguments(values, doc, ())
+    return values
+
+
+def parse_arguments(values: flags.FlagValues, doc: str, names: Sequence[str]) -> list[str]:
+    """As `parse`, for a command that has arguments without a flag, too.
+
+    Returns:
+      These arguments, as many as there are `names`, by which messages call them.
+    """
     if {"--help", "-help", "-h"} & set(sys.argv[1:]):
         print(doc, values.get_help(), sep="\n")
         sys.exit(0)
     try:
-        stray = values(sys.argv)[1:]
+        found = values(sys.argv)[1:]
     except flags.UnrecognizedFlagError as error:
         raise UserError(
             f"there is no flag --{error.flagname}{hint(error.flagname, values)}"
         ) from None
     except flags.Error as error:
         raise UserError(error) from error
-    if stray:
-        raise UserError(f"unexpected argument {stray[0]!r}; flags look like --name=value")
-    return values
+    if len(found) < len(names):
+        raise UserError(f"{names[len(found)]} is missing; give {' '.join(names)}")
+    if found[len(names) :]:
+        raise UserError(f"unexpected argument {found[len(names)]!r}; flags look like --name=value")
+    return found
 
 
 def parse_with_recipe(values: flags.FlagValues, doc: str) -> tuple[ConfigDict, Path]:

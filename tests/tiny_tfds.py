@@ -1,6 +1,7 @@
 """A TensorFlow data set that is made on disk, without TensorFlow and without a network."""
 
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -26,3 +27,85 @@ class TinyText(tfds.core.GeneratorBasedBuilder):
 def make(directory: Path) -> None:
     """Builds the set `tiny_text` below a directory."""
     TinyText(data_dir=str(directory), file_format="array_record").download_and_prepare()
+
+
+class TinyGlue(tfds.core.GeneratorBasedBuilder):
+    """Three configurations in the layout of TensorFlow's `glue`."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    BUILDER_CONFIGS: ClassVar = [
+        tfds.core.BuilderConfig(name=name) for name in ("mnli", "ax", "stsb")
+    ]
+
+    def _info(self):
+        label = tfds.features.ClassLabel(names=["entailment", "neutral", "contradiction"])
+        features = {name: tfds.features.Text() for name in self._pair}
+        features["label"] = np.float32 if self._similarity else label
+        features["idx"] = np.int32
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    @property
+    def _similarity(self):
+        return self.builder_config.name == "stsb"
+
+    @property
+    def _pair(self):
+        return ("sentence1", "sentence2") if self._similarity else ("premise", "hypothesis")
+
+    def _split_generators(self, dl_manager):
+        splits = {
+            "mnli": ["train", "validation_matched", "validation_mismatched", "test_matched"],
+            "ax": ["test"],
+            "stsb": ["validation"],
+        }[self.builder_config.name]
+        return {split: self._generate_examples(split.startswith("test")) for split in splits}
+
+    def _generate_examples(self, unlabelled):
+        for number in range(20):
+            texts = [f"naïve {number}", f"b {number}"]
+            label = -1 if unlabelled else number if self._similarity else number % 3
+            yield (
+                number,
+                dict(zip(self._pair, texts, strict=True)) | {"label": label, "idx": number},
+            )
+
+
+def make_glue(directory: Path) -> None:
+    """Builds the sets `tiny_glue/mnli`, `tiny_glue/ax` and `tiny_glue/stsb` below a directory."""
+    for config in TinyGlue.BUILDER_CONFIGS:
+        builder = TinyGlue(data_dir=str(directory), config=config.name, file_format="array_record")
+        builder.download_and_prepare()
+
+
+class TinySquad(tfds.core.GeneratorBasedBuilder):
+    """Two questions, one without an answer, in the layout of TensorFlow's `squad/v2.0`."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        text = tfds.features.Text()
+        answers = tfds.features.Sequence({"text": text, "answer_start": np.int32})
+        fields = {"id": np.str_, "question": text, "context": text, "answers": answers}
+        features = tfds.features.FeaturesDict({**fields, "is_impossible": np.bool_})
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, dl_manager):
+        return {"validation": self._generate_examples()}
+
+    def _generate_examples(self):
+        for key, answers in (("0", [("naïve", 0), ("b", 6)]), ("1", [])):
+            yield (
+                key,
+                {
+                    "id": key,
+                    "question": "who?",
+                    "context": "naïve b",
+                    "answers": [{"text": text, "answer_start": start} for text, start in answers],
+                    "is_impossible": not answers,
+                },
+            )
+
+
+def make_squad(directory: Path) -> None:
+    """Builds the set `tiny_squad` below a directory."""
+    TinySquad(data_dir=str(directory), file_format="array_record").download_and_prepare()

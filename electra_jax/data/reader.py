@@ -174,7 +174,7 @@ def _stream_parts(input: Input) -> Iterator[tuple[Part | Damage, float]]:
     rest, first = b"", 1
     damage = None
     try:
-        with _opened(input.name) as (stream, file):
+        with opened(input.name) as (stream, file):
             for block in _blocks(stream):
                 rest += block
                 if input.format == "jsonl" and len(rest) > RECORD_BYTES:
@@ -211,7 +211,7 @@ def _blocks(stream: Stream) -> Iterator[bytes]:
 
 
 @contextmanager
-def _opened(name: str) -> Iterator[tuple[Stream, Stream]]:
+def opened(name: str) -> Iterator[tuple[Stream, Stream]]:
     """What a file holds, decompressed, and the file itself."""
     decompressed = _DECOMPRESSED.get(PurePosixPath(name.lower()).suffix, nullcontext)
     with open_file(name) as file, decompressed(file) as stream:

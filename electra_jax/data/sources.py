@@ -182,8 +182,10 @@ def open_file(name: str) -> Stream:
 
 
 @functools.cache
-def data_set(name: str, split: str, field: str) -> Any:
+def data_set(name: str, split: str, *fields: str) -> Any:
     """A TensorFlow data set as a random-access sequence of dicts; needs no TensorFlow.
+
+    Only the values of `fields` are decoded.
 
     Raises:
       UserError: there is no such data set, split or field, or it cannot be read this way.
@@ -194,14 +196,15 @@ def data_set(name: str, split: str, field: str) -> Any:
     try:
         builder = tfds.builder(name, file_format="array_record")
         builder.download_and_prepare()
-        fields = builder.info.features.keys()
-        if field not in fields:
-            raise UserError(f"#field={field} is missing; it has {', '.join(sorted(fields))}")
+        found = builder.info.features.keys()
+        for field in fields:
+            if field not in found:
+                raise UserError(f"#field={field} is missing; it has {', '.join(sorted(found))}")
         return tfds.data_source(
             name,
             split=split,
             builder_kwargs={"file_format": "array_record"},
-            decoders={other: tfds.decode.SkipDecoding() for other in fields if other != field},
+            decoders={other: tfds.decode.SkipDecoding() for other in {*found} - {*fields}},
         )
     except Exception as error:  # tfds raises all sorts
         reason = str(error).partition("\n")[0]

@@ -1,0 +1,1 @@
+"""Fine-tuning: tasks, their data, predictions and scores."""

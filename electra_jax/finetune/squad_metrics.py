@@ -1,0 +1,208 @@
+"""The official scores of SQuAD 1.1 and 2.0 (Rajpurkar et al., 2016 and 2018; spec 6.4).
+
+    python -m electra_jax.finetune.squad_metrics dev.json predictions.json [--null_odds=FILE]
+
+prints one JSON object with the keys and values of the official programs, in percent, and how many
+questions have no prediction (`missing_ids`: these count as wrong) and how many predictions no
+question (`unknown_ids`: these do not count). All files are JSON and may be compressed.
+
+    predictions.json    answers by question id; "" says that there is none
+    --null_odds=FILE    numbers by question id: how likely it is that there is no answer. With
+                        them, the best thresholds and their scores are reported, too. 2.0 only
+    --null_threshold=1  above it, the answer counts as "", whatever the prediction
+"""
+
+import json
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from absl import flags
+
+from electra_jax.errors import UserError
+from electra_jax.finetune.files import read_json
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
+
+Gold = Mapping[str, Sequence[str]]  # the texts of the answers by question id; none: no answer
+Texts = Mapping[str, str]
+
+
+def normalize(text: str) -> str:
+    """Lower case, without ASCII punctuation, English articles and superfluous white space."""
+    without = text.lower().translate(_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", without).split())
+
+
+def f1(gold: str, predicted: str) -> float:
+    """F1 of the words, repetitions counted, that two normalised answers share."""
+    gold_words, words = gold.split(), predicted.split()
+    shared = (Counter(gold_words) & Counter(words)).total()
+    if not shared:
+        return 0.0
+    # As the official programs compute it, to the last digit.
+    precision, recall = shared / len(words), shared / len(gold_words)
+    return 2 * precision * recall / (precision + recall)
+
+
+def score_v1(gold: Gold, predicted: Texts) -> dict[str, float]:
+    """`exact_match` and `f1` in percent, each the best over the answers of a question."""
+    exact, overlap = _raw_scores(gold, predicted)
+    return {"exact_match": _percent(exact.values()), "f1": _percent(overlap.values())}
+
+
+def score_v2(
+    gold: Gold,
+    predicted: Texts,
+    null_odds: Mapping[str, float] | None = None,
+    null_threshold: float = 1.0,
+) -> dict[str, float]:
+    """The scores of SQuAD 2.0, in percent.
+
+    Args:
+      gold: of all questions.
+      predicted: answers; with `null_odds`, these are the best that are not "", for the thresholds.
+      null_odds: what is compared to the threshold.
+      null_threshold: answers with greater odds count as "".
+
+    Returns:
+      `exact`, `f1` and `total`; the same of questions that have an answer (`HasAns_...`) and of
+      those that have none (`NoAns_...`), as far as there are any; and, with `null_odds`, the best
+      scores that any threshold gives, and that threshold: `best_exact`, `best_exact_thresh`,
+      `best_f1`, `best_f1_thresh`.
+    """
+    # What is only punctuation or an article is no answer.
+    gold = {key: [text for text in texts if normalize(text)] for key, texts in gold.items()}
+    raw = _raw_scores({key: texts or [""] for key, texts in gold.items()}, predicted)
+    odds = null_odds or {}
+    finals = [
+        {
+            key: float(not gold[key]) if odds.get(key, 0.0) > null_threshold else value
+            for key, value in scores.items()
+        }
+        for scores in raw
+    ]
+    result: dict[str, float] = {}
+    for prefix, keys in (
+        ("", [*gold]),
+        ("HasAns_", [key for key in gold if gold[key]]),
+        ("NoAns_", [key for key in gold if not gold[key]]),
+    ):
+        if keys:
+            for name, scores in zip(("exact", "f1"), finals, strict=True):
+                result[prefix + name] = _percent([scores[key] for key in keys])
+            result[f"{prefix}total"] = len(keys)
+    if null_odds is not None:
+        for name, scores in zip(("exact", "f1"), raw, strict=True):
+            best, threshold = best_threshold(gold, predicted, scores, null_odds)
+            result[f"best_{name}"], result[f"best_{name}_thresh"] = best, threshold
+    return result
+
+
+def best_threshold(
+    gold: Gold, predicted: Texts, scores: Mapping[str, float], null_odds: Mapping[str, float]
+) -> tuple[float, float]:
+    """The best mean score in percent that any threshold on the odds gives, and the threshold.
+
+    As the official program finds it, but where no answer at all is best: its threshold of 0 then
+    says so only if all odds are greater. Here it is less than all odds.
+
+    Args:
+      gold: answers by question, none for those without.
+      predicted: the answers that are given up to the threshold.
+      scores: of these, by question.
+      null_odds: by question. One that has none is never answered.
+    """
+    answered = sorted((key for key in scores if key in null_odds), key=null_odds.__getitem__)
+    current = best = sum(not texts for texts in gold.values())
+    threshold = 0.0
+    if answered and null_odds[answered[0]] <= threshold:
+        threshold = null_odds[answered[0]] - 1.0
+    for key in answered:
+        if gold[key]:
+            current += scores[key]
+        elif predicted.get(key):
+            current -= 1
+        if current > best:
+            best, threshold = current, null_odds[key]
+    return 100 * best / max(1, len(gold)), threshold
+
+
+def _raw_scores(gold: Gold, predicted: Texts) -> tuple[dict[str, float], dict[str, float]]:
+    """Exact match and F1 of each question, each the best over its answers; 0 if it is missing."""
+    exact, overlap = {}, {}
+    for key, texts in gold.items():
+        exact[key] = overlap[key] = 0.0
+        if key in predicted:
+            answer = normalize(predicted[key])
+            answers = {normalize(text) for text in {*texts}}
+            exact[key] = float(answer in answers)
+            # Two answers without words are equal, and share no words to count.
+            overlap[key] = max((f1(text, answer) for text in answers), default=0.0)
+            if texts == [""]:
+                overlap[key] = exact[key]
+    return exact, overlap
+
+
+def _percent(scores: Iterable[float]) -> float:
+    scores = [*scores]
+    return 100 * sum(scores) / max(1, len(scores))
+
+
+def main() -> None:
+    """Print the scores of a file of predictions."""
+    from electra_jax import cli
+
+    values = flags.FlagValues()
+    flags.DEFINE_string("null_odds", None, "file of odds by question id", flag_values=values)
+    flags.DEFINE_float("null_threshold", 1.0, "greater odds: no answer", flag_values=values)
+    paths = cli.parse_arguments(values, __doc__, ("DATA.json", "PREDICTIONS.json"))
+    print(json.dumps(_score_files(*paths, values.null_odds, values.null_threshold), indent=1))
+
+
+def _score_files(
+    data: str, predictions: str, null_odds: str | None, null_threshold: float
+) -> dict[str, float]:
+    from electra_jax.finetune.squad import read_squad
+
+    examples = list(read_squad(data))
+    gold = {}
+    for example in examples:
+        if example.answers is None:
+            raise UserError(f"{data}: question {example.id!r} has no answers; nothing to score")
+        gold[example.id] = [answer.text for answer in example.answers]
+    texts = _by_id(predictions, str, "text")
+    if all(gold.values()):
+        if null_odds is not None:
+            raise UserError(f"--null_odds is given, but all questions of {data} have an answer")
+        scores = score_v1(gold, texts)
+    else:
+        odds = None
+        if null_odds is not None:
+            found = _by_id(null_odds, int | float, "a number")
+            odds = {key: float(value) for key, value in found.items()}
+        scores = score_v2(gold, texts, odds, null_threshold)
+    return {
+        **scores,
+        "missing_ids": len(gold.keys() - texts.keys()),
+        "unknown_ids": len(texts.keys() - gold.keys()),
+    }
+
+
+def _by_id(path: str, kind: Any, expected: str) -> dict[str, Any]:
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: found {type(found).__name__}; expected an object by question id")
+    for key, value in found.items():
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise UserError(f"{path}: {key!r} is {str(value)[:40]!r}; expected {expected}")
+    return found
+
+
+if __name__ == "__main__":
+    from electra_jax import cli
+
+    cli.run(main)

@@ -1,0 +1,436 @@
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_tfds
+
+from electra_jax.data import tokenizer as tokenizers
+from electra_jax.data.tokenizer import SPECIAL_TOKENS
+from electra_jax.data.wordpiece import WordPiece
+from electra_jax.errors import UserError
+from electra_jax.finetune import squad, squad_metrics
+from electra_jax.finetune.squad import Answer, Example, SquadTask, read_squad
+
+CLS, SEP = 2, 3
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,?ﬁ\uff11\uff41语文अनमसतको👩שלו"
+TOKENIZER = WordPiece(
+    [*SPECIAL_TOKENS, *LETTERS, *(f"##{letter}" for letter in LETTERS)],
+    lower_case=True,
+    strip_accents=True,
+    max_word_chars=200,
+)
+
+
+def task(unanswerable: bool = False, **options) -> SquadTask:
+    return SquadTask({}, unanswerable=unanswerable, **options)
+
+
+def example(context: str, *answers: str, key: str = "q", question: str = "a?") -> Example:
+    found = tuple(Answer(text, context.index(text)) for text in answers)
+    return Example(key, question, context, found)
+
+
+def oracle(features: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Outputs of a joint head that knows the answers."""
+    start, end = features["start"], features["end"]
+    return {
+        "start_top": start[:, None],
+        "start_log_prob": np.where(start > 0, 0, -9).astype(np.float32)[:, None],
+        "end_top": end[:, None, None],
+        "end_log_prob": np.zeros((len(end), 1, 1), np.float32),
+        "answerable_logit": np.where(start > 0, -9, 9).astype(np.float32),
+    }
+
+
+def independent(features: dict[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
+    """Random outputs of a head with independent ends."""
+    rng = np.random.default_rng(seed)
+    shape = features["input_ids"].shape
+    return {
+        name: rng.normal(size=shape).astype(np.float32) for name in ("start_logits", "end_logits")
+    }
+
+
+# Features
+
+
+def test_windows_overlap_and_hold_all():
+    assert [*squad._cut(10, 4, 2)] == [(0, 4), (2, 6), (4, 8), (6, 10)]
+    assert [*squad._cut(10, 4, 9)] == [(0, 4), (4, 8), (8, 10)]
+    assert [*squad._cut(4, 4, 2)] == [(0, 4)]
+    assert [*squad._cut(0, 4, 2)] == [(0, 0)]
+
+
+def test_a_row_is_question_and_window():
+    found = example("a b c d e f", "c d", question="x " * 70)
+    long = task().features([found], TOKENIZER, 80, training=True)
+    assert (long["input_ids"][0] == SEP).nonzero()[0].tolist() == [65, 72]
+
+    found = example("a b c d e f", "c d", question="x y")
+    rows = task(doc_stride=2).features([found], TOKENIZER, 9, training=False)
+    words = TOKENIZER.encode_batch(["x y", "a b c d e f"])
+    question, context = words
+    assert rows["input_ids"].tolist() == [
+        [CLS, *question, SEP, *context[begin : begin + 4], SEP] for begin in (0, 2)
+    ]
+    assert rows["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1, 1, 1, 1]] * 2
+    assert rows["allowed"].tolist() == [[1, 0, 0, 0, 1, 1, 1, 1, 1]] * 2
+    assert rows["start"].tolist() == [6, 4]
+    assert rows["end"].tolist() == [7, 5]
+    assert rows["char_start"].tolist() == [
+        [-1, -1, -1, -1, 0, 2, 4, 6, -1],
+        [-1, -1, -1, -1, 4, 6, 8, 10, -1],
+    ]
+    assert rows["max_context"].tolist() == [
+        [0, 0, 0, 0, 1, 1, 1, 0, 0],
+        [0, 0, 0, 0, 0, 1, 1, 1, 0],
+    ]
+    assert all(array.dtype == np.int32 for array in rows.values())
+
+
+def test_each_token_belongs_to_the_window_that_shows_most_around_it():
+    def owner(windows: list[tuple[int, int]], place: int) -> int:  # as in BERT
+        best, best_score = -1, float("-inf")
+        for number, (begin, end) in enumerate(windows):
+            if begin <= place < end:
+                score = min(place - begin, end - 1 - place) + 0.01 * (end - begin)
+                if score > best_score:
+                    best, best_score = number, score
+        return best
+
+    for length, room, stride in [(30, 10, 3), (31, 9, 4), (12, 5, 9), (7, 9, 2)]:
+        windows = [*squad._cut(length, room, stride)]
+        expected = [owner(windows, place) for place in range(length)]
+        assert squad._owners(length, windows).tolist() == expected
+
+
+def test_targets_of_windows_without_the_answer():
+    found = [example("a b c d e f", "a", question="x y"), Example("n", "x y", "a", ())]
+    for answerability, expected in [("window", [0, 1, 1]), ("question", [0, 0, 1])]:
+        made = task(True, doc_stride=2, answerability=answerability)
+        rows = made.features(found, TOKENIZER, 9, training=True)
+        assert rows["example"].tolist() == [0, 0, 1]
+        assert rows["start"].tolist() == rows["end"].tolist() == [4, 0, 0]
+        assert rows["is_impossible"].tolist() == expected
+        assert "char_start" not in rows
+
+
+def test_answers_that_are_not_where_they_should_be():
+    context = "to be or not to be"
+    log: list[str] = []
+    made = task(log=log.append)
+    for start, place in [(13, 13), (12, 13), (99, 13), (2, 0), (-5, 0), (0, 0)]:
+        found = Example("q", "a", context, (Answer("to", start),))
+        rows = made.features([found], TOKENIZER, 40, training=False)
+        assert rows["char_start"][0, rows["start"][0]] == place, start
+    first = Example("1", "a", context, (Answer("two", 0), Answer("be", 3), Answer("or", 6)))
+    lost = Example("2", "a", context, (Answer("two", 0), Answer("", 0), Answer("\x00", 2)))
+    rows = made.features([lost, first, lost], TOKENIZER, 40, training=True)
+    assert rows["example"].tolist() == [1]
+    assert rows["start"][0] == 5
+    assert log == ["left out: 2 questions whose answers are not in their contexts"]
+    rows = made.features([lost, first, lost], TOKENIZER, 40, training=False)
+    assert rows["example"].tolist() == [0, 1, 2]
+    assert rows["start"].tolist() == [0, 5, 0]
+
+
+def test_no_room_for_the_context_is_an_error():
+    with pytest.raises(UserError, match=r"max_length is 60; .* greater than 67"):
+        task().features([example("a", "a", question="x " * 99)], TOKENIZER, 60, training=True)
+
+
+def test_contexts_without_tokens_are_answered():
+    found = [Example("q", "a?", text, ()) for text in ("", " \x00\n")]
+    made = task(True)
+    rows = made.features(found, TOKENIZER, 9, training=False)
+    assert len(rows["example"]) == 2
+    for outputs in (oracle(rows), independent(rows)):
+        predictions = made.predict(found, rows, outputs)
+        assert [(guess.text, guess.n_best) for guess in predictions] == [("", ())] * 2
+        json.dumps([guess.null_odds for guess in predictions], allow_nan=False)
+
+
+# Answers
+
+
+CONTEXTS = {
+    "spaces": ("one  two \t three", "one  two"),
+    "lines": ("one\r\ntwo\r\n\r\nthree", "two\r\n\r\nthree"),
+    "ligature": ("a ﬁne line", "ﬁne"),
+    "full width": ("in \uff11\uff11 \uff41\uff41 to", "\uff11\uff11 \uff41\uff41"),
+    "accents": ("at a Café\u0301 de\u0301ja\u0300 vu\u0308", "de\u0301ja\u0300 vu\u0308"),
+    "composed": ("Ça été là", "été là"),
+    "emoji": ("a 👩\u200d👩\ufe0f b", "👩\u200d👩\ufe0f"),
+    "right to left": ("a שלו\u05b9 b", "שלו\u05b9"),
+    "no spaces": ("语文语文。文", "文语"),
+    "vowel signs": ("नमस् नो", "नमस् नो"),
+    "removed": ("a\x00b\u200b c\ufffdd", "b\u200b c\ufffdd"),
+    "unknown": ("a 日本 ☃☃ b", "日本 ☃☃"),
+}
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_answers_are_ranges_of_the_context_exactly(name):
+    context, answer = CONTEXTS[name]
+    found = example(context, answer)
+    made = task()
+    rows = made.features([found], TOKENIZER, 64, training=False)
+    [guess] = made.predict([found], rows, oracle(rows))
+    assert guess.text == answer
+    [guess] = made.predict([found], rows, independent(rows))
+    assert len(guess.n_best) > 1
+    assert [span.text for span in guess.n_best] == [
+        context[span.start : span.end] for span in guess.n_best
+    ]
+
+
+@pytest.mark.parametrize("stride", [3, 128])
+def test_independent_ends_give_the_best_of_all_spans(stride):
+    """Against every pair of tokens, on random logits and several windows."""
+    context = "a b  c d a b c d e f g"
+    found = [example(context, "a", key=str(i), question="x " * (i + 1)) for i in range(6)]
+    made = task(True, doc_stride=stride, max_answer_length=3, null_threshold=0.0)
+    rows = made.features(found, TOKENIZER, 18, training=False)
+    outputs = independent(rows, seed=1)
+    predictions = made.predict(found, rows, outputs)
+    for index, guess in enumerate(predictions):
+        best: dict[str, float] = {}
+        null = np.inf
+        for row in np.flatnonzero(rows["example"] == index):
+            null = min(null, outputs["start_logits"][row, 0] + outputs["end_logits"][row, 0])
+            for start in np.flatnonzero(rows["max_context"][row]):
+                for end in range(start, min(start + 3, 18)):
+                    if rows["char_end"][row, end] > 0:
+                        text = context[rows["char_start"][row, start] : rows["char_end"][row, end]]
+                        score = (
+                            outputs["start_logits"][row, start] + outputs["end_logits"][row, end]
+                        )
+                        best[text] = max(best.get(text, -np.inf), score)
+        expected = sorted(best.items(), key=lambda item: -item[1])[: squad.N_BEST]
+        assert [span.text for span in guess.n_best] == [text for text, _ in expected]
+        scores = [score for _, score in expected]
+        assert [span.score for span in guess.n_best] == pytest.approx(scores)
+        shares = np.exp(scores) / np.exp(scores).sum()
+        assert [span.probability for span in guess.n_best] == pytest.approx(shares)
+        assert guess.null_odds == pytest.approx(null - scores[0])
+        assert guess.text == ("" if guess.null_odds > 0 else expected[0][0])
+
+
+def test_the_joint_head_proposes_and_the_rest_is_ruled_out():
+    found = [example("a b c a b", "a", question="x")]
+    made = task(max_answer_length=2)
+    rows = made.features(found, TOKENIZER, 12, training=False)  # [CLS] x [SEP] a b c a b [SEP]
+    starts = [0, 3, 4, 8]
+    ends = [[0, 3, 4], [3, 4, 5], [3, 4, 5], [8, 9, 10]]
+    outputs = {
+        "start_top": np.array([starts], np.int32),
+        "start_log_prob": np.log(np.array([[0.4, 0.3, 0.2, 0.1]], np.float32)),
+        "end_top": np.array([ends], np.int32),
+        "end_log_prob": np.log(np.array([[[0.6, 0.3, 0.1]] * 4], np.float32)),
+        "answerable_logit": np.array([5.0], np.float32),
+    }
+    [guess] = made.predict(found, rows, outputs)
+    assert [(span.text, span.start, span.end) for span in guess.n_best] == [
+        ("a", 0, 1),  # 0.18
+        ("a b", 0, 3),  # 0.09; start 3 to 5 is too long, start 4 to 3 ends before it starts
+        ("b", 2, 3),  # 0.06
+        ("b c", 2, 5),  # 0.02
+    ]
+    scores = np.array([0.18, 0.09, 0.06, 0.02])
+    assert [span.probability for span in guess.n_best] == pytest.approx(scores / scores.sum())
+    assert guess.text == "a"
+    assert guess.null_odds == 0.0  # There is always an answer.
+
+
+def test_a_text_counts_once_at_its_best_place_over_all_windows():
+    found = [example("a b c d a f", "a", question="x y")]
+    made = task(doc_stride=2)
+    rows = made.features(found, TOKENIZER, 9, training=False)
+    outputs = {
+        "start_top": np.array([[4], [6]], np.int32),
+        "start_log_prob": np.array([[-2.0], [-1.0]], np.float32),
+        "end_top": np.array([[[4]], [[6]]], np.int32),
+        "end_log_prob": np.zeros((2, 1, 1), np.float32),
+        "answerable_logit": np.array([3.0, -1.0], np.float32),
+    }
+    [guess] = made.predict(found, rows, outputs)
+    assert [(span.text, span.start, span.score) for span in guess.n_best] == [("a", 8, -1.0)]
+    [guess] = task(True, doc_stride=2).predict(found, rows, outputs)
+    assert (guess.null_odds, guess.text) == (-1.0, "")  # above -2.75
+    [guess] = task(True, doc_stride=2, null_threshold=-1.0).predict(found, rows, outputs)
+    assert guess.text == "a"
+
+
+def test_no_answer_is_scored_and_written(tmp_path):
+    context = "a b c"
+    found = [
+        example(context, "b", key="1"),
+        Example("2", "a?", context, ()),
+        example(context, "c", key="3"),
+    ]
+    made = task(True, null_threshold=0.0)
+    rows = made.features(found, TOKENIZER, 12, training=False)
+    outputs = oracle(rows)
+    outputs["answerable_logit"] = np.array([-2.0, -1.0, 3.0], np.float32)
+    outputs["start_top"][1], outputs["end_top"][1] = outputs["start_top"][0], outputs["end_top"][0]
+    predictions = made.predict(found, rows, outputs)
+    scores = made.score(found, predictions)
+    assert scores["exact"] == scores["f1"] == pytest.approx(100 / 3)
+    assert scores["best_exact"] == pytest.approx(200 / 3)
+    assert scores["best_exact_thresh"] == -2.0
+    assert (scores["HasAns_total"], scores["NoAns_total"]) == (2, 1)
+    assert set(scores) > {made.main_metric}
+    paths = made.write(predictions, tmp_path / "new", "dev")
+    assert [path.name for path in paths] == [
+        "dev.predictions.json",
+        "dev.nbest.json",
+        "dev.null_odds.json",
+    ]
+    texts, n_best, odds = (json.loads(path.read_text()) for path in paths)
+    assert texts == {"1": "b", "2": "b", "3": ""}
+    assert odds == {"1": -2.0, "2": -1.0, "3": 3.0}
+    assert n_best["3"] == [{"text": "c", "start": 4, "end": 5, "score": 0.0, "probability": 1.0}]
+    assert len(task().write(predictions, tmp_path / "v1", "dev")) == 2
+
+
+def test_unlabelled_questions_are_predicted_and_not_scored(tmp_path):
+    path = tmp_path / "test.json"
+    qas = [{"id": "1", "question": "a"}, {"id": 2, "question": "b"}]
+    path.write_text(json.dumps({"data": [{"paragraphs": [{"context": "a b", "qas": qas}]}]}))
+    made = SquadTask({"test": str(path)}, unanswerable=True)
+    assert (made.eval_splits, made.test_splits) == ((), ("test",))
+    found = made.read("test")
+    rows = made.features(found, TOKENIZER, 12, training=False)
+    assert not {"start", "end", "is_impossible"} & set(rows)
+    predictions = made.predict(found, rows, independent(rows))
+    assert [guess.id for guess in predictions] == ["1", "2"]
+    assert made.score(found, predictions) == {}
+
+
+# Reading
+
+
+def document(**changes) -> dict:
+    entry = {"id": "1", "question": "q", "answers": [{"text": "c", "answer_start": 0}], **changes}
+    return {"data": [{"paragraphs": [{"context": "c", "qas": [entry]}]}]}
+
+
+def test_files_are_read_compressed_or_not(tmp_path):
+    text = json.dumps(document())
+    (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(text.encode()))
+    expected = [Example("1", "q", "c", (Answer("c", 0),))]
+    for name in ("a.json", "a.json.gz"):
+        assert [*read_squad(tmp_path / name)] == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", r"a\.json: not JSON: "),
+        ("[]", r"a\.json: data: found nothing; expected a list"),
+        ({"data": [{"title": "x"}]}, r"data\[0\]\.paragraphs: found nothing; expected a list"),
+        (document(question=3), r"paragraphs\[0\]\.qas\[0\]\.question: found int '3'; expected tex"),
+        (document(id=None), r"qas\[0\]\.id: found nothing; expected text"),
+        (document(answers={"text": "c"}), r"qas\[0\]\.answers: found dict .*; expected a list"),
+        (
+            document(answers=[{"text": "c"}]),
+            r"answers\[0\]\.answer_start: found nothing; .* num",
+        ),
+        (document(answers=[]), r"question '1' has no answer, which only data sets with unans"),
+        ({"data": document()["data"] * 2}, r"the id '1' is there twice; ids are unique"),
+    ],
+)
+def test_mistakes_are_named_by_their_place(tmp_path, content, message):
+    path = tmp_path / "a.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(UserError, match=message):
+        SquadTask({"dev": str(path)}, unanswerable=False).read("dev")
+
+
+def test_arguments_that_do_not_suit():
+    with pytest.raises(UserError, match="answerability is 'both'; allowed: window, question"):
+        task(answerability="both")
+    with pytest.raises(UserError, match="doc_stride is 0; allowed: at least 1"):
+        task(doc_stride=0)
+    with pytest.raises(UserError, match=r"squad has no split 'dev'; allowed: $"):
+        task().read("dev")
+
+
+def test_impossible_questions_have_no_answers(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(document(is_impossible=True)))
+    assert next(read_squad(path)).answers == ()
+
+
+def test_tensorflow_data_sets_hold_the_same(tmp_path, monkeypatch):
+    tiny_tfds.make_squad(tmp_path)
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    made = SquadTask({"dev": "tfds:tiny_squad"}, unanswerable=True)
+    assert made.eval_splits == ("dev",)
+    assert sorted(made.read("dev"), key=lambda x: x.id) == [
+        Example("0", "who?", "naïve b", (Answer("naïve", 0), Answer("b", 6))),
+        Example("1", "who?", "naïve b", ()),
+    ]
+
+
+def test_real_files_are_read_whole(shared_data):
+    for name, count in [
+        ("squad/dev-v2.0", 11873),
+        ("xquad/xquad.hi", 1190),
+        ("cmrc2018/cmrc2018_dev", 3219),
+    ]:
+        unanswerable = name.endswith("2.0")
+        made = SquadTask({"dev": f"{shared_data / name}.json.gz"}, unanswerable=unanswerable)
+        assert len(made.read("dev")) == count
+        assert made.eval_splits == ("dev",)
+
+
+# The whole way, on real data: knowing the answers, nothing is lost on the way to the text
+
+
+def answered(shared_data: Path, name: str, vocab: str, every: int, limit: int) -> list[str]:
+    """The answers that do not come back: neither they nor any other right one."""
+    settings = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
+    tokenizer = tokenizers.from_file(shared_data / "vocab" / f"{vocab}.vocab.txt", **settings)
+    path = str(shared_data / f"{name}.json.gz")
+    made = SquadTask({"dev": path}, unanswerable=name.endswith("2.0"), max_answer_length=limit)
+    found = made.read("dev")[::every]
+    rows = made.features(found, tokenizer, 384, training=False)
+    predictions = made.predict(found, rows, oracle(rows))
+    lost = []
+    for one, guess in zip(found, predictions, strict=True):
+        assert all(one.context[x.start : x.end] == x.text for x in guess.n_best)
+        right = {squad_metrics.normalize(answer.text) for answer in one.answers} or {""}
+        if squad_metrics.normalize(guess.text) not in right:
+            lost.append(one.answers[0].text)
+    scores = made.score(found, predictions)
+    exact = scores.get("exact_match", scores.get("exact"))
+    assert exact == pytest.approx(100 - 100 * len(lost) / len(found))
+    return lost
+
+
+def test_known_answers_come_back(shared_data):
+    uncased = "bert-base-uncased"
+    assert answered(shared_data, "xquad/xquad.en", uncased, 2, 30) == []
+    assert answered(shared_data, "xquad/xquad.zh", "bert-base-chinese", 5, 1000) == []
+    assert answered(shared_data, "xquad/xquad.ru", uncased, 9, 1000) == []
+
+
+@pytest.mark.slow
+def test_known_answers_come_back_but_for_these(shared_data):
+    """Lost: more than 30 tokens, or an answer that begins or ends inside a token."""
+    uncased = "bert-base-uncased"
+    for name, vocab, limit, count in [
+        ("squad/dev-v1.1", uncased, 30, 27),  # 9 of them too long, 18 inside a token
+        ("squad/dev-v1.1", uncased, 1000, 18),
+        ("squad/dev-v2.0", uncased, 30, 11),
+        ("xquad/xquad.en", uncased, 30, 1),
+        ("xquad/xquad.ru", uncased, 1000, 0),
+        ("xquad/xquad.hi", uncased, 1000, 4),
+        ("xquad/xquad.zh", "bert-base-chinese", 1000, 0),
+        ("cmrc2018/cmrc2018_dev", "bert-base-chinese", 1000, 1),
+    ]:
+        assert len(answered(shared_data, name, vocab, 1, limit)) == count, name
