@@ -187,6 +187,19 @@ def test_answers_are_ranges_of_the_context_exactly(name):
     ]
 
 
+def test_answers_by_sentencepiece_are_ranges_of_the_context_without_space_around():
+    lines = [context for context, _ in CONTEXTS.values()]
+    settings = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
+    tokenizer = tokenizers.train("unigram", lines, 400, **settings)
+    for context, answer in CONTEXTS.values():
+        found = example(context, answer)
+        rows = task().features([found], tokenizer, 64, training=False)
+        for outputs in (oracle(rows), independent(rows)):
+            [guess] = task().predict([found], rows, outputs)
+            for span in guess.n_best:
+                assert span.text == context[span.start : span.end] == span.text.strip()
+
+
 @pytest.mark.parametrize("stride", [3, 128])
 def test_independent_ends_give_the_best_of_all_spans(stride):
     """Against every pair of tokens, on random logits and several windows."""

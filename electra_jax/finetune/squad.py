@@ -562,9 +562,12 @@ def _n_best(context: str, spans: _Spans) -> tuple[Span, ...]:
     """The best spans, which are given best first; each text once."""
     best: dict[str, tuple[int, int, float]] = {}
     for start, end, score in zip(spans.starts, spans.ends, spans.scores, strict=True):
-        text = context[start:end]
-        if text not in best and text.strip():
-            best[text] = int(start), int(end), float(score)
+        # A token of SentencePiece may be a space alone.
+        found = context[start:end]
+        text = found.strip()
+        if text and text not in best:
+            start += len(found) - len(found.lstrip())
+            best[text] = int(start), int(start) + len(text), float(score)
             if len(best) == N_BEST:
                 break
     scores = np.array([score for *_, score in best.values()])
