@@ -11,6 +11,7 @@ from electra_jax.data.tokenizer import SPECIAL_TOKENS
 from electra_jax.data.wordpiece import WordPiece
 from electra_jax.errors import UserError
 from electra_jax.finetune import squad, squad_metrics
+from electra_jax.finetune.encoding import owners, windows
 from electra_jax.finetune.squad import Answer, Example, SquadTask, read_squad
 
 CLS, SEP = 2, 3
@@ -57,10 +58,10 @@ def independent(features: dict[str, np.ndarray], seed: int = 0) -> dict[str, np.
 
 
 def test_windows_overlap_and_hold_all():
-    assert [*squad._cut(10, 4, 2)] == [(0, 4), (2, 6), (4, 8), (6, 10)]
-    assert [*squad._cut(10, 4, 9)] == [(0, 4), (4, 8), (8, 10)]
-    assert [*squad._cut(4, 4, 2)] == [(0, 4)]
-    assert [*squad._cut(0, 4, 2)] == [(0, 0)]
+    assert [*windows(10, 4, 2)] == [(0, 4), (2, 6), (4, 8), (6, 10)]
+    assert [*windows(10, 4, 9)] == [(0, 4), (4, 8), (8, 10)]
+    assert [*windows(4, 4, 2)] == [(0, 4)]
+    assert [*windows(0, 4, 2)] == [(0, 0)]
 
 
 def test_a_row_is_question_and_window():
@@ -91,9 +92,9 @@ def test_a_row_is_question_and_window():
 
 
 def test_each_token_belongs_to_the_window_that_shows_most_around_it():
-    def owner(windows: list[tuple[int, int]], place: int) -> int:  # as in BERT
+    def owner(spans: list[tuple[int, int]], place: int) -> int:  # as in BERT
         best, best_score = -1, float("-inf")
-        for number, (begin, end) in enumerate(windows):
+        for number, (begin, end) in enumerate(spans):
             if begin <= place < end:
                 score = min(place - begin, end - 1 - place) + 0.01 * (end - begin)
                 if score > best_score:
@@ -101,9 +102,9 @@ def test_each_token_belongs_to_the_window_that_shows_most_around_it():
         return best
 
     for length, room, stride in [(30, 10, 3), (31, 9, 4), (12, 5, 9), (7, 9, 2)]:
-        windows = [*squad._cut(length, room, stride)]
-        expected = [owner(windows, place) for place in range(length)]
-        assert squad._owners(length, windows).tolist() == expected
+        spans = [*windows(length, room, stride)]
+        expected = [owner(spans, place) for place in range(length)]
+        assert owners(length, spans).tolist() == expected
 
 
 def test_targets_of_windows_without_the_answer():
@@ -184,6 +185,19 @@ def test_answers_are_ranges_of_the_context_exactly(name):
     assert [span.text for span in guess.n_best] == [
         context[span.start : span.end] for span in guess.n_best
     ]
+
+
+def test_answers_by_sentencepiece_are_ranges_of_the_context_without_space_around():
+    lines = [context for context, _ in CONTEXTS.values()]
+    settings = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
+    tokenizer = tokenizers.train("unigram", lines, 400, **settings)
+    for context, answer in CONTEXTS.values():
+        found = example(context, answer)
+        rows = task().features([found], tokenizer, 64, training=False)
+        for outputs in (oracle(rows), independent(rows)):
+            [guess] = task().predict([found], rows, outputs)
+            for span in guess.n_best:
+                assert span.text == context[span.start : span.end] == span.text.strip()
 
 
 @pytest.mark.parametrize("stride", [3, 128])

@@ -1,6 +1,6 @@
 """Token ids to rows: `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`, and then padding (spec 6.1)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -63,3 +63,26 @@ def encode_texts(
             cut, other_cut = pair_lengths(len(ids), len(others), max_length - 3)
             segments.append((ids[:cut], others[:other_cut]))
     return pack(tokenizer, segments, max_length)
+
+
+def windows(length: int, room: int, stride: int) -> Iterator[tuple[int, int]]:
+    """Windows of at most `room` tokens that overlap and together hold all; at least one."""
+    begin = 0
+    while begin + room < length:
+        yield begin, begin + room
+        begin += min(room, stride)
+    yield begin, length
+
+
+def owners(length: int, spans: Sequence[tuple[int, int]]) -> np.ndarray:
+    """For each token the window that shows most around it: BERT's rule, the first if equal."""
+    place = np.arange(length)
+    scores = [
+        np.where(
+            (place >= begin) & (place < end),
+            np.minimum(place - begin, end - 1 - place) + 0.01 * (end - begin),
+            -np.inf,
+        )
+        for begin, end in spans
+    ]
+    return np.argmax(scores, axis=0)

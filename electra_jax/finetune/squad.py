@@ -23,7 +23,7 @@ import numpy as np
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.finetune import squad_metrics
-from electra_jax.finetune.encoding import pack
+from electra_jax.finetune.encoding import owners, pack, windows
 from electra_jax.finetune.files import read_data_set, read_json, write_text
 from electra_jax.finetune.task import TRAIN, Arrays, Head, Log, Task
 
@@ -181,7 +181,7 @@ class SquadTask(Task):
         labelled = _is_labelled(examples)
         questions = tokenizer.encode_batch([example.question for example in examples])
         contexts: dict[str, _Context] = {}
-        windows: list[_Window] = []
+        found: list[_Window] = []
         lost = 0
         for index, (example, question) in enumerate(zip(examples, questions, strict=True)):
             if example.context not in contexts:
@@ -197,27 +197,27 @@ class SquadTask(Task):
                     f"max_length is {max_length}; with questions of up to {MAX_QUESTION} tokens, "
                     f"it must be greater than {MAX_QUESTION + 3}"
                 )
-            for begin, end in _cut(len(context.ids), room, self._doc_stride):
-                windows.append(_Window(index, question, context, begin, end, target))
+            for begin, end in windows(len(context.ids), room, self._doc_stride):
+                found.append(_Window(index, question, context, begin, end, target))
         if lost:
             self._log(f"left out: {lost:,} questions whose answers are not in their contexts")
         segments = [
-            (window.question, window.context.ids[window.begin : window.end]) for window in windows
+            (window.question, window.context.ids[window.begin : window.end]) for window in found
         ]
         arrays = pack(tokenizer, segments, max_length)
         # The last [SEP] is allowed, too, as in the original; no prediction ends there.
         arrays["allowed"] = arrays["token_type_ids"].copy()
         arrays["allowed"][:, 0] = 1
-        arrays["example"] = np.array([window.example for window in windows], np.int32)
+        arrays["example"] = np.array([window.example for window in found], np.int32)
         if labelled:
-            arrays |= self._targets(examples, windows)
+            arrays |= self._targets(examples, found)
         if not training:
-            arrays |= _places(windows, max_length)
+            arrays |= _places(found, max_length)
         return arrays
 
-    def _targets(self, examples: Sequence[Example], windows: Sequence["_Window"]) -> Arrays:
-        spans = np.array([window.span for window in windows], np.int32).reshape(-1, 2)
-        is_impossible = np.array([not examples[window.example].answers for window in windows])
+    def _targets(self, examples: Sequence[Example], found: Sequence["_Window"]) -> Arrays:
+        spans = np.array([window.span for window in found], np.int32).reshape(-1, 2)
+        is_impossible = np.array([not examples[window.example].answers for window in found])
         if self._answerability == "window":
             is_impossible |= spans[:, 0] == 0
         return {
@@ -426,30 +426,21 @@ def _find(text: str, answer: Answer) -> int | None:
     return min(found, key=lambda place: abs(place - answer.start)) if found else None
 
 
-def _cut(length: int, room: int, stride: int) -> Iterator[tuple[int, int]]:
-    """Windows of at most `room` tokens that overlap and together hold all; at least one."""
-    begin = 0
-    while begin + room < length:
-        yield begin, begin + room
-        begin += min(room, stride)
-    yield begin, length
-
-
-def _places(windows: Sequence[_Window], max_length: int) -> Arrays:
+def _places(found: Sequence[_Window], max_length: int) -> Arrays:
     """What predictions need to know of the tokens of each window; see `SquadTask.features`."""
     names = ("char_start", "char_end", "max_context")
-    arrays = {name: np.full((len(windows), max_length), -1, np.int32) for name in names}
+    arrays = {name: np.full((len(found), max_length), -1, np.int32) for name in names}
     by_example: dict[int, list[int]] = defaultdict(list)
-    for row, window in enumerate(windows):
+    for row, window in enumerate(found):
         by_example[window.example].append(row)
     ends: dict[int, np.ndarray] = {}
     for rows in by_example.values():
-        context = windows[rows[0]].context
+        context = found[rows[0]].context
         if id(context) not in ends:
             ends[id(context)] = _whole_characters(context)
-        owner = _owners(len(context.ids), [(windows[row].begin, windows[row].end) for row in rows])
+        owner = owners(len(context.ids), [(found[row].begin, found[row].end) for row in rows])
         for number, row in enumerate(rows):
-            window = windows[row]
+            window = found[row]
             tokens = slice(window.begin, window.end)
             place = row, slice(window.begin + window.offset, window.end + window.offset)
             arrays["char_start"][place] = context.starts[tokens]
@@ -457,20 +448,6 @@ def _places(windows: Sequence[_Window], max_length: int) -> Arrays:
             arrays["max_context"][place] = owner[tokens] == number
     arrays["max_context"] = np.maximum(arrays["max_context"], 0)
     return arrays
-
-
-def _owners(length: int, windows: Sequence[tuple[int, int]]) -> np.ndarray:
-    """For each token the window that shows most around it: BERT's rule, the first if equal."""
-    place = np.arange(length)
-    scores = [
-        np.where(
-            (place >= begin) & (place < end),
-            np.minimum(place - begin, end - 1 - place) + 0.01 * (end - begin),
-            -np.inf,
-        )
-        for begin, end in windows
-    ]
-    return np.argmax(scores, axis=0)
 
 
 def _whole_characters(context: _Context) -> np.ndarray:
@@ -585,9 +562,12 @@ def _n_best(context: str, spans: _Spans) -> tuple[Span, ...]:
     """The best spans, which are given best first; each text once."""
     best: dict[str, tuple[int, int, float]] = {}
     for start, end, score in zip(spans.starts, spans.ends, spans.scores, strict=True):
-        text = context[start:end]
-        if text not in best and text.strip():
-            best[text] = int(start), int(end), float(score)
+        # A token of SentencePiece may be a space alone.
+        found = context[start:end]
+        text = found.strip()
+        if text and text not in best:
+            start += len(found) - len(found.lstrip())
+            best[text] = int(start), int(start) + len(text), float(score)
             if len(best) == N_BEST:
                 break
     scores = np.array([score for *_, score in best.values()])

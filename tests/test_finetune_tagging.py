@@ -1,0 +1,317 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from electra_jax.data.tokenizer import SPECIAL_TOKENS
+from electra_jax.data.wordpiece import WordPiece
+from electra_jax.errors import UserError
+from electra_jax.finetune.tagging import (
+    Example,
+    TaggingTask,
+    convert,
+    entities,
+    entity_scores,
+)
+
+PAD, UNK, CLS, SEP = range(4)
+TOKENIZER = WordPiece(
+    [*SPECIAL_TOKENS, "a", "b", "##b", "c"],
+    lower_case=True,
+    strip_accents=True,
+    max_word_chars=200,
+)
+A, B, BB, C = range(5, 9)
+
+TRAIN = "a B-PER\nb I-PER\nc O\n\na B-LOC\n"
+
+
+def saved(path: Path, text: str) -> str:
+    path.write_text(text, encoding="utf-8", newline="")
+    return str(path)
+
+
+def tagging(tmp_path: Path, text: str = TRAIN, **options) -> TaggingTask:
+    files = {"train": saved(tmp_path / "train.txt", text), **options.pop("files", {})}
+    return TaggingTask(files, **options)
+
+
+def oracle(task: TaggingTask, features: dict) -> dict:
+    """Logits that know the labels, and are wrong wherever no word counts."""
+    label = features["label"]
+    logits = np.eye(len(task.head.labels), dtype=np.float32)[label]
+    logits[label < 0] = np.eye(len(task.head.labels), dtype=np.float32)[-1]
+    return {"logits": 9 * logits}
+
+
+# Tags and entities
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        ("", []),
+        ("O O", []),
+        ("B-x I-x O B-x", [(0, 2, "x"), (3, 4, "x")]),
+        ("B-x B-x", [(0, 1, "x"), (1, 2, "x")]),
+        ("I-x I-x O I-y", [(0, 2, "x"), (3, 4, "y")]),
+        ("B-x I-y I-y", [(0, 1, "x"), (1, 3, "y")]),
+        ("B-x I-x E-x S-x", [(0, 3, "x"), (3, 4, "x")]),
+        ("E-x E-x I-x", [(0, 1, "x"), (1, 2, "x"), (2, 3, "x")]),
+        ("S-x I-x", [(0, 1, "x"), (1, 2, "x")]),
+        ("B-a-b I-a-b", [(0, 2, "a-b")]),
+    ],
+)
+def test_entities_by_the_rules_of_conlleval(tags, expected):
+    assert entities(tags.split()) == expected
+
+
+def test_scores_are_those_of_seqeval():
+    """Of seqeval 1.2.2 on these sequences, computed once."""
+    expected = {
+        "BI": (0.6891385767790262, 0.673992673992674, 0.7049808429118773),
+        "BIES": (0.7724425887265136, 0.7644628099173554, 0.7805907172995781),
+    }
+    rng = np.random.default_rng(7)
+
+    def drawn(prefixes: str, count: int) -> list[str]:
+        return [
+            "O"
+            if rng.random() < 0.4
+            else f"{rng.choice(list(prefixes))}-{rng.choice(['PER', 'LOC'])}"
+            for _ in range(count)
+        ]
+
+    for prefixes, scores in expected.items():
+        gold = [drawn(prefixes, int(count)) for count in rng.integers(1, 15, 60)]
+        guess = [
+            [
+                tag if rng.random() < 0.7 else other
+                for tag, other in zip(tags, drawn(prefixes, len(tags)), strict=True)
+            ]
+            for tags in gold
+        ]
+        found = entity_scores(gold, guess)
+        names = ("f1", "precision", "recall")
+        assert found == pytest.approx(dict(zip(names, scores, strict=True)), abs=1e-12)
+
+
+def test_schemes_hold_the_same_entities():
+    rng = np.random.default_rng(0)
+    kinds = ["O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in ("x", "a-x"))]
+    for _ in range(200):
+        tags = rng.choice(kinds, rng.integers(0, 9)).tolist()
+        for scheme in ("BIO", "IOB1", "BIOES"):
+            assert entities(convert(tags, scheme)) == entities(tags)
+    assert convert(["B-x", "I-x", "B-x", "O", "B-y"], "IOB1") == ["I-x", "I-x", "B-x", "O", "I-y"]
+    assert convert(["I-x", "I-x", "B-x", "O"], "BIOES") == ["B-x", "E-x", "S-x", "O"]
+    assert convert(["NN", "O"], "plain") == ["NN", "O"]
+
+
+def test_scores_without_entities_are_zero():
+    zero = {"f1": 0.0, "precision": 0.0, "recall": 0.0}
+    assert entity_scores([], []) == entity_scores([[], ["O"]], [[], ["O"]]) == zero
+    assert entity_scores([["B-x"]], [["O"]]) == entity_scores([["O"]], [["B-x"]]) == zero
+
+
+# Files
+
+
+def test_columns_sentences_and_documents(tmp_path):
+    text = (
+        "\ufeff-DOCSTART- -X- O O\n\nEU NNP I-NP B-ORG\nthe\u00a0end  DT I-NP O\n\n\n\n"
+        "-DOCSTART- -X- O O\r\n\r\n\x7f SYM O O\r\n\u200b SYM O B-LOC\r\n"
+    )
+    task = tagging(tmp_path, text)
+    assert task.read("train") == [
+        Example("0", ("EU", "the\u00a0end"), ("B-ORG", "O")),
+        Example("1", ("\x7f", "\u200b"), ("O", "B-LOC")),
+    ]
+    task = tagging(tmp_path, "Hà Nội\tB-LOC\n \tO\n\t\t\n\tO\n")
+    assert task.read("train") == [
+        Example("0", ("Hà Nội", " "), ("B-LOC", "O")),
+        Example("1", ("",), ("O",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "scheme", "labels"),
+    [
+        (TRAIN, "BIO", 9),
+        ("a S-PER\nb O\n", "BIOES", 5),
+        ("a I-PER\nb I-PER\nc B-PER\nd O\n", "IOB1", 5),
+        ("a I-PER\nb O\nc B-PER\n", "BIO", 5),  # with a mistake
+        ("a DT\nb NN\n", "plain", 2),
+    ],
+)
+def test_the_scheme_is_that_of_the_training_file(tmp_path, text, scheme, labels):
+    task = tagging(tmp_path, text)
+    assert task.scheme == scheme
+    assert len(task.head.labels) == labels
+    assert task.main_metric == ("accuracy" if scheme == "plain" else "f1")
+    examples = task.read("train")
+    rows = task.features(examples, TOKENIZER, 16, training=False)
+    predictions = task.predict(examples, rows, oracle(task, rows))
+    assert [list(guess.tags) for guess in predictions] == [
+        convert(example.tags, scheme) for example in examples
+    ]
+    assert set(task.score(examples, predictions).values()) == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a B-PER\nb\n", r"train\.txt, line 2: found the columns \['b'\]; the first .* has 2"),
+        ("a\tB-PER\nb\t\n", r"line 2: .*a tag is not empty"),
+        ("a B-PER\n\nb NN\n", r"line 3: tag 'NN' is not of the scheme BIO: O, B-TYPE, I-TYPE$"),
+        ("a B-PER\nb B-\n", r"line 2: tag 'B-' is not of the scheme BIO"),
+        ("a\nb\n", r"train\.txt: the tags are \[\]; at least two"),
+        ("a O\nb O\n", r"the tags are \['O'\]; at least two"),
+        ("", r"the tags are \[\]"),
+    ],
+)
+def test_mistakes_are_named_by_line(tmp_path, text, message):
+    with pytest.raises(UserError, match=message):
+        tagging(tmp_path, text).read("train")
+
+
+def test_other_files_follow_the_training_file(tmp_path):
+    files = {
+        "dev": saved(tmp_path / "dev.txt", "a B-PER\nb B-ORG\n"),
+        "ends": saved(tmp_path / "ends.txt", "a S-PER\n"),
+        "wide": saved(tmp_path / "wide.txt", "a X B-PER\n"),
+    }
+    task = tagging(tmp_path, files=files)
+    with pytest.raises(UserError, match=r"dev\.txt, line 2: tag 'B-ORG' is not known; .* LOC, PER"):
+        task.read("dev")
+    with pytest.raises(UserError, match=r"ends\.txt, line 1: tag 'S-PER' is not of the scheme BIO"):
+        task.read("ends")
+    with pytest.raises(UserError, match=r"wide\.txt: 3 columns; the training file has 2"):
+        task.read("wide")
+    with pytest.raises(UserError, match="no split 'test'; allowed: train, dev"):
+        task.read("test")
+    task = tagging(tmp_path, files=files, types=("PER", "ORG", "LOC"))
+    assert task.read("dev")[0].tags == ("B-PER", "B-ORG")
+    with pytest.raises(UserError, match="scheme is 'IOB'; allowed: BIO, IOB1, BIOES, plain"):
+        tagging(tmp_path, scheme="IOB")
+    with pytest.raises(UserError, match="there is no train file"):
+        TaggingTask({"dev": files["dev"]})
+    alone = TaggingTask({"dev": files["dev"]}, scheme="BIO", types=("PER", "ORG"))
+    assert alone.head.labels[:5] == ("O", "B-PER", "I-PER", "E-PER", "S-PER")
+    assert alone.eval_splits == ("dev",)
+
+
+def test_tags_that_continue_nothing_are_counted(tmp_path):
+    log: list[str] = []
+    task = tagging(tmp_path, "a B-x\nb O\n\nc I-x\nc I-x\nb B-x\nb I-y\n", log=log.append)
+    task.read("train")
+    assert len(log) == 1
+    assert "2 tags continue or end an entity that is not there, the first in line 4" in log[0]
+
+
+# Features, predictions, scores
+
+
+def test_labels_are_at_the_first_token_of_each_word(tmp_path):
+    task = tagging(tmp_path)
+    examples = [
+        Example("0", ("a", "bb", "\x00", "c"), ("B-PER", "I-PER", "O", "B-LOC")),
+        Example("1", (), ()),
+    ]
+    rows = task.features(examples, TOKENIZER, 8, training=True)
+    assert rows["input_ids"].tolist() == [
+        [CLS, A, B, BB, UNK, C, SEP, PAD],
+        [CLS, SEP, PAD, PAD, PAD, PAD, PAD, PAD],
+    ]
+    ids = [task.head.labels.index(tag) for tag in ("B-PER", "E-PER", "O", "S-LOC")]
+    assert rows["label"].tolist() == [
+        [-1, ids[0], ids[1], -1, ids[2], ids[3], -1, -1],
+        [-1] * 8,
+    ]
+    assert rows["token_type_ids"].max() == 0
+    assert "word" not in rows
+    rows = task.features(examples, TOKENIZER, 8, training=False)
+    assert rows["word"][0].tolist() == [-1, 0, 1, -1, 2, 3, -1, -1]
+    assert {array.dtype for array in rows.values()} == {np.dtype(np.int32)}
+
+
+@pytest.mark.parametrize("length", [3, 4, 5, 9, 64])
+def test_long_sentences_lose_no_word(tmp_path, length):
+    rng = np.random.default_rng(length)
+    task = tagging(tmp_path)
+    words = rng.choice(["a", "bb", "bbbb", "\x01", "c"], 40).tolist()
+    tags = rng.choice(["O", "B-PER", "I-PER", "B-LOC"], 40).tolist()
+    examples = [
+        Example("0", tuple(words), tuple(convert(tags, "BIO"))),
+        Example("1", (), ()),
+        Example("2", ("a",), ("B-LOC",)),
+    ]
+    for training in (True, False):
+        rows = task.features(examples, TOKENIZER, length, training=training)
+        counts = np.bincount(rows["example"], (rows["label"] >= 0).sum(axis=1))
+        assert counts.tolist() == [40, 0, 1]
+    assert [rows["example"].tolist().count(i) for i in (1, 2)] == [1, 1]
+    predictions = task.predict(examples, rows, oracle(task, rows))
+    assert [guess.tags for guess in predictions] == [example.tags for example in examples]
+    assert task.score(examples, predictions)["f1"] == 1.0
+    # In the middle of a long sentence, at least a quarter of a window is shown on both sides.
+    if length == 9:
+        for row in np.flatnonzero(rows["example"] == 0)[1:-1]:
+            places = np.flatnonzero(rows["word"][row] >= 0)
+            assert places.size == 0 or (places.min() >= 2 and places.max() <= 6)
+
+
+def test_scores_count_whole_entities(tmp_path):
+    task = tagging(tmp_path)
+    examples = [
+        Example("0", ("a", "b", "c", "a"), ("B-PER", "I-PER", "O", "B-LOC")),
+        Example("1", ("a",), ("O",)),
+        Example("2", ("a",), None),
+    ]
+    rows = task.features(examples, TOKENIZER, 8, training=False)
+    assert "label" not in rows
+    logits = np.zeros((3, 8, len(task.head.labels)), np.float32)
+    for row, tags in enumerate([["S-PER", "O", "O", "S-LOC"], ["S-PER"], ["S-LOC"]]):
+        for place, tag in enumerate(tags, 1):
+            logits[row, place, task.head.labels.index(tag)] = np.log(8)
+    predictions = task.predict(examples, rows, {"logits": logits})
+    assert [guess.tags for guess in predictions] == [
+        ("B-PER", "O", "O", "B-LOC"),
+        ("B-PER",),
+        ("B-LOC",),
+    ]
+    assert predictions[0].entities == ((0, 1, "PER"), (3, 4, "LOC"))
+    assert predictions[0].probabilities == pytest.approx([8 / 16] * 4)
+    # One of the three found is right, one of two is found; the unlabelled sentence does not count.
+    scores = task.score(examples, predictions)
+    assert scores == pytest.approx({"f1": 0.4, "precision": 1 / 3, "recall": 0.5, "accuracy": 0.4})
+
+
+def test_words_and_tags_are_written_as_columns(tmp_path):
+    files = {"new": saved(tmp_path / "new.txt", "a\nbb\n\n\x01\n")}
+    task = tagging(tmp_path, files=files)
+    assert (task.eval_splits, task.test_splits) == ((), ("new",))
+    examples = task.read("new")
+    rows = task.features(examples, TOKENIZER, 8, training=False)
+    logits = np.zeros((2, 8, len(task.head.labels)), np.float32)
+    logits[0, [1, 2], [task.head.labels.index(tag) for tag in ("B-PER", "E-PER")]] = 1
+    predictions = task.predict(examples, rows, {"logits": logits})
+    assert task.score(examples, predictions) == {}
+    columns, lines = task.write(predictions, tmp_path / "out", "new")
+    assert columns.read_text() == "a\tB-PER\nbb\tI-PER\n\n\x01\tO\n"
+    record = json.loads(lines.read_text().splitlines()[0])
+    assert record["entities"] == [[0, 2, "PER"]]
+    assert record["words"] == ["a", "bb"]
+    # What is written can be read.
+    again = TaggingTask({"dev": str(columns)}, scheme="BIO", types=("PER", "LOC"))
+    assert [example.tags for example in again.read("dev")] == [guess.tags for guess in predictions]
+
+
+def test_nothing_at_all(tmp_path):
+    task = tagging(tmp_path)
+    rows = task.features([], TOKENIZER, 8, training=False)
+    assert rows["input_ids"].shape == (0, 8)
+    logits = np.zeros((0, 8, len(task.head.labels)), np.float32)
+    assert task.predict([], rows, {"logits": logits}) == []
+    assert task.score([], []) == {}
