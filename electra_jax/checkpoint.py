@@ -56,7 +56,7 @@ class Checkpoints:
 
     def __init__(self, directory: Path, store_hash: str, keep: int, keep_best: str = ""):
         def score(metrics: dict[str, float]) -> float:
-            sign = 1 if BEST_METRICS[keep_best] else -1
+            sign = 1 if BEST_METRICS.get(keep_best, True) else -1  # task scores: more is better
             return sign * metrics[keep_best] if keep_best in metrics else -math.inf
 
         policies = [preservation.LatestN(keep)]

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict, config_flags
 
 from electra_jax.config import flatten, get_config
 from electra_jax.errors import UserError
+from electra_jax.finetune.config import get_config as finetuning_config
 from electra_jax.interruption import EXIT_CODE, Stopped, exit_now
 
 # What a full disk, a quota, a limit, a read-only file system and missing permission are called.
@@ -116,7 +117,7 @@ def parse_with_recipe(values: flags.FlagValues, doc: str) -> tuple[ConfigDict, P
     Raises:
       UserError: as `parse`; or the recipe is missing, or raises something.
     """
-    names = flatten(get_config())
+    names = flatten(get_config()) | flatten(finetuning_config())
     for name in (match[1] for match in map(OVERRIDE.match, sys.argv[1:]) if match):
         if name not in names:
             raise UserError(f"there is no field config.{name}{hint(name, names)}")

@@ -235,12 +235,17 @@ def validate(config: ConfigDict, num_devices: int) -> None:
     Raises:
       UserError: names the fields, what was found and what is allowed.
     """
-    for name, (is_allowed, allowed) in CHECKS.items():
+    check_fields(config, CHECKS)
+    for problem in (*clashes(config), *topology_clashes(config, num_devices)):
+        raise UserError(problem)
+
+
+def check_fields(config: ConfigDict, checks: dict[str, Check]) -> None:
+    """Check every value alone."""
+    for name, (is_allowed, allowed) in checks.items():
         value = field(config, name)
         if not is_allowed(value):
             raise UserError(f"config.{name} is {value!r}; allowed: {allowed}")
-    for problem in clashes(config, num_devices):
-        raise UserError(problem)
 
 
 def field(config: ConfigDict, name: str) -> Any:
@@ -250,9 +255,9 @@ def field(config: ConfigDict, name: str) -> Any:
     return config
 
 
-def clashes(config: ConfigDict, num_devices: int) -> Iterator[str]:
+def clashes(config: ConfigDict) -> Iterator[str]:
     """Sentences about values that do not fit each other."""
-    model, generator, data, parallel = config.model, config.generator, config.data, config.parallel
+    model, generator, data = config.model, config.generator, config.data
 
     if data.sequence_length > model.max_positions:
         yield (
@@ -302,7 +307,17 @@ def clashes(config: ConfigDict, num_devices: int) -> Iterator[str]:
             "config.data.strip_accents is True, which works only together with "
             "config.data.lower_case = True"
         )
+    every = config.checkpoint.every_steps
+    if config.checkpoint.keep_best and every % config.eval_every_steps:
+        yield (
+            f"config.checkpoint.every_steps is {every}; with config.checkpoint.keep_best it must "
+            f"be a multiple of config.eval_every_steps = {config.eval_every_steps}"
+        )
 
+
+def topology_clashes(config: ConfigDict, num_devices: int) -> Iterator[str]:
+    """Sentences about a mesh and a batch that do not fit each other or the devices."""
+    parallel = config.parallel
     fixed = parallel.fsdp * parallel.tensor
     wanted = fixed * (1 if parallel.data == -1 else parallel.data)
     if num_devices % fixed or (parallel.data != -1 and wanted != num_devices):
@@ -327,12 +342,6 @@ def clashes(config: ConfigDict, num_devices: int) -> Iterator[str]:
             f"config.batch_size is {config.batch_size}; allowed: a multiple of {shards} "
             f"({num_devices // parallel.tensor} devices that split the batch x "
             f"config.num_microbatches = {config.num_microbatches})"
-        )
-    every = config.checkpoint.every_steps
-    if config.checkpoint.keep_best and every % config.eval_every_steps:
-        yield (
-            f"config.checkpoint.every_steps is {every}; with config.checkpoint.keep_best it must "
-            f"be a multiple of config.eval_every_steps = {config.eval_every_steps}"
         )
 
 

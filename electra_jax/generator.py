@@ -1,6 +1,5 @@
 """A generator that another run has trained (`config.generator.init_from`)."""
 
-import dataclasses
 from pathlib import Path
 
 import jax
@@ -11,7 +10,6 @@ from electra_jax.data import tokenizer as tokenizers
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import Params, path_name, tower_embeddings
-from electra_jax.step import TrainState
 
 
 def generator_of(run: Path, tokenizer: Tokenizer) -> Params:
@@ -40,29 +38,31 @@ def generator_of(run: Path, tokenizer: Tokenizer) -> Params:
     }
 
 
-def with_generator(state: TrainState, generator: Params) -> TrainState:
-    """`state` with the weights of `generator_of`, which go where those were that they replace.
+def generator_weights(run: Path, tokenizer: Tokenizer, structure: Params) -> dict[str, np.ndarray]:
+    """Those of `generator_of` by the paths that they have in a model of `structure`.
 
     Raises:
-      UserError: they do not have the shapes of the generator in `state`.
+      UserError: as `generator_of`, or they do not have the shapes of the generator in `structure`.
     """
-    own = {name: generator[name] for name in ("encoder", "head")}
-    params = state.params | {"generator": state.params["generator"] | own}
-    if "embeddings" in params["generator"]:
-        params["generator"]["embeddings"] = generator["embeddings"]
+    generator = generator_of(run, tokenizer)
+    own = {"generator": {name: generator[name] for name in ("encoder", "head")}}
+    if "embeddings" in structure["generator"]:
+        own["generator"]["embeddings"] = generator["embeddings"]
     else:
-        params["embeddings"] = generator["embeddings"]
-    found, wanted = shapes(params), shapes(state.params)
-    for name in sorted({*found, *wanted}):
-        if found.get(name) != wanted.get(name):
+        own["embeddings"] = generator["embeddings"]
+    weights, wanted = by_path(own), by_path(structure)
+    for name in sorted({*weights, *(name for name in wanted if name.startswith("generator/"))}):
+        found, needed = (
+            np.shape(tree[name]) if name in tree else "missing" for tree in (weights, wanted)
+        )
+        if found != needed:
             raise UserError(
                 "config.generator.init_from is a run whose generator does not fit: "
-                f"{name} is {found.get(name, 'missing')} there, {wanted.get(name, 'missing')} here"
+                f"{name} is {found} there, {needed} here"
             )
-    placed = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), params, state.params)
-    return dataclasses.replace(state, params=placed)
+    return weights
 
 
-def shapes(params: Params) -> dict[str, tuple[int, ...]]:
-    """By path."""
-    return {path_name(path): np.shape(x) for path, x in jax.tree.leaves_with_path(params)}
+def by_path(params: Params) -> dict[str, np.ndarray | jax.ShapeDtypeStruct]:
+    """Leaves of a tree by their path."""
+    return {path_name(path): x for path, x in jax.tree.leaves_with_path(params)}

@@ -29,7 +29,8 @@ def main() -> None:
     from absl import flags
 
     from electra_jax import cli, processes
-    from electra_jax.train import train_and_evaluate
+    from electra_jax.finetune.trials import finetune
+    from electra_jax.pretrain import pretrain
 
     values = cli.recipe_flags()
     workdir = flags.DEFINE_string(
@@ -38,7 +39,8 @@ def main() -> None:
     processes.process_flags(values)
     config, recipe = cli.parse_with_recipe(values, __doc__)
     processes.join(values.coordinator, values.num_processes, values.process_id)
-    train_and_evaluate(config, Path(workdir.value or f"runs/{recipe.stem}"))
+    work = {"pretrain": pretrain, "finetune": finetune}[config.task]
+    work(config, Path(workdir.value or f"runs/{recipe.stem}"))
 
 
 if __name__ == "__main__":

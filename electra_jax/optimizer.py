@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -25,6 +26,8 @@ class OptimizerConfig:
     learning_rate: before warm-up and decay are applied.
     num_steps: where the linear decay reaches zero.
     max_grad_norm: gradients are scaled down to this global norm; 0 leaves them alone.
+    layerwise_decay: the rate of each layer is that of the one above times this; the head has 1.
+    layerwise_mode: `fixed`, or `faithful` to the original, which skips a level under the head.
     """
 
     learning_rate: float
@@ -36,6 +39,8 @@ class OptimizerConfig:
     epsilon: float = 1e-6
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
+    layerwise_decay: float = 1.0
+    layerwise_mode: str = "fixed"
 
 
 def learning_rate(
@@ -99,12 +104,53 @@ def scale_by_biased_adam(b1: float, b2: float, epsilon: float) -> optax.Gradient
     return optax.GradientTransformation(init, update)
 
 
+def layer_factors(
+    decay: float, mode: str, num_layers: int, path: str
+) -> float | Float[np.ndarray, "N"]:
+    """What multiplies the rate of a parameter of a fine-tuned network (spec 4.3).
+
+    The head has 1; from the top layer to the embeddings each has `decay` times what the one above
+    has. In `faithful` mode the original's gap of one level is between the head and the top layer.
+
+    Returns:
+      One factor, or for stacked layers one for each, the lowest layer first.
+
+    Raises:
+      KeyError: the parameter is in none of these.
+    """
+    top = num_layers + (2 if mode == "faithful" else 1)
+    if path.startswith("head/"):
+        return 1.0
+    if path.startswith("encoder/layers/"):
+        return decay ** (top - 1.0 - np.arange(num_layers, dtype=np.float32))
+    if path.startswith(("embeddings/", "encoder/projection/")):
+        return decay**top
+    raise KeyError(f"{path} belongs to no layer")
+
+
+def scale_by_layer(decay: float, mode: str) -> optax.GradientTransformation:
+    """Multiplies updates by `layer_factors`; decay of the weights among them."""
+
+    def scale(updates: Params, params: Params | None) -> Params:
+        num_layers = len(updates["encoder"]["layers"]["up"]["bias"])
+
+        def scaled(path: tuple, x: Array) -> Array:
+            factors = np.asarray(layer_factors(decay, mode, num_layers, path_name(path)))
+            return x * factors.reshape(*factors.shape, *(1,) * (x.ndim - factors.ndim))
+
+        return jax.tree.map_with_path(scaled, updates)
+
+    return optax.stateless(scale)
+
+
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Everything but the learning rate: clip, Adam, decay."""
+    """Everything but the learning rate: clip, Adam, decay, factors of layers."""
+    by_layer = config.layerwise_decay != 1
     return optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm)
         if config.max_grad_norm
         else optax.identity(),
         scale_by_biased_adam(config.b1, config.b2, config.epsilon),
         optax.add_decayed_weights(config.weight_decay, mask=is_decayed),
+        *([scale_by_layer(config.layerwise_decay, config.layerwise_mode)] if by_layer else []),
     )

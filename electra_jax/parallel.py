@@ -42,8 +42,14 @@ RULES: tuple[tuple[str, PartitionSpec], ...] = (
     (r"layers/up/bias$", P(None, "tensor")),  # [N, F]
     (r"layers/down/kernel$", P(None, "tensor", "fsdp")),  # [N, F, H]
     (r"layers/(attention/out|down)/bias$", P()),
-    (r"(projection|baseline|head/dense|head/output|head/copy)/kernel$", P("fsdp", None)),
-    (r"(projection|baseline|head/dense|head/output|head/copy|head)/bias$", P()),
+    (
+        r"(projection|baseline|head/copy|head/start|(head|end|answerable)/(dense|output))/kernel$",
+        P("fsdp", None),
+    ),
+    (
+        r"(projection|baseline|head/copy|head/start|(head|end|answerable)/(dense|output)|head)/bias$",
+        P(),
+    ),
     (r"norm/(scale|bias)$", P()),
     (r"^step$", P()),
 )
@@ -131,7 +137,7 @@ def on_own_rows(objective: Objective, stored: Params, scattered: Params) -> Obje
       stored: a `NamedSharding` for each parameter.
       scattered: likewise, for its gradient.
     """
-    dtype = objective.model.main.dtype
+    dtype = objective.dtype
     mesh = jax.tree.leaves(stored)[0].mesh
     stored_specs, scattered_specs = (
         jax.tree.map(lambda x: P(*(axis if axis in ROWS else None for axis in x.spec)), tree)
@@ -258,6 +264,22 @@ def make_program(
         place=functools.partial(place, sharding=rows, per_device=api == "pmap"),
         share=share_of_rows(rows),
     )
+
+
+def make_predict(
+    mesh: Mesh, outputs: Callable[[Params, Batch], dict[str, Array]]
+) -> Callable[[Params, dict[str, np.ndarray]], dict[str, Array]]:
+    """Compiles `outputs` for `mesh`: (parameters, a host's rows) to what comes out, everywhere.
+
+    Rows come back in any order; `row` among the outputs says which is which.
+    """
+
+    def with_rows(params: Params, batch: Batch) -> dict[str, Array]:
+        return outputs(params, batch) | {"row": batch["row"]}
+
+    compiled = jax.jit(with_rows, out_shardings=NamedSharding(mesh, P()))
+    sharding = NamedSharding(mesh, BATCH)
+    return lambda params, batch: compiled(params, place(batch, sharding, per_device=False))
 
 
 def with_params(state: TrainState, loaded: dict[str, np.ndarray]) -> TrainState:

@@ -14,7 +14,7 @@ import pytest
 import tiny_run
 import tiny_tfds
 
-from electra_jax import cli, main, parallel, train
+from electra_jax import cli, main, parallel, pretrain, train
 from electra_jax.data import layout
 from electra_jax.data.store import open_store
 from electra_jax.interruption import Interruption
@@ -279,6 +279,8 @@ def test_evaluation_counts_each_row_once(place, straight):
     mesh = parallel.make_mesh(config.parallel)
     program = parallel.make_program(mesh, objective, optimizer, config.seed)
     params = program.init().params
-    by_8, by_16 = (train.evaluate(program, objective, params, held_out, size) for size in (8, 16))
+    by_8, by_16 = (
+        pretrain.evaluate(program, objective, params, held_out, size) for size in (8, 16)
+    )
     assert len(held_out) % 8
     assert by_16 == pytest.approx(by_8, rel=1e-6)

@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 from stdlib_text import stdlib_documents
 from tiny import flat
 
-from electra_jax import cli, main, train
+from electra_jax import cli, main, pretrain
 from electra_jax.checkpoint import Checkpoints
 from electra_jax.data import loader
 from electra_jax.writer import read_metrics
@@ -164,6 +164,6 @@ if __name__ == "__main__":
         start_step,
         train_batches(rows, start_step, *args, **kwargs),
     )
-    train.add_up = sent_after_the_first(train.add_up, at.get("evaluation"), Path(workdir))
+    pretrain.add_up = sent_after_the_first(pretrain.add_up, at.get("evaluation"), Path(workdir))
     Checkpoints.save = sent_after_the_first(Checkpoints.save, at.get("save"), Path(workdir))
     cli.run(main.main)

@@ -25,13 +25,29 @@ from fractions import Fraction
 from functools import partial
 from itertools import pairwise
 from math import inf, lcm
+from typing import Protocol
 
 import grain
 import numpy as np
 
-from electra_jax.data.layout import Rows
 from electra_jax.data.workers import map_in_order
 from electra_jax.errors import UserError
+
+
+class Rows(Protocol):
+    """Examples by number: `layout.Rows`, or features of a task.
+
+    Attributes:
+      groups: row indices where a group begins, and the number of rows at the end.
+    """
+
+    groups: np.ndarray
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Fields of some rows; those of index -1 are padding."""
+        ...
 
 
 def train_batch(
@@ -57,7 +73,7 @@ def train_batch(
       process_count: the number of parts, a divisor of `batch_size`.
 
     Returns:
-      The fields of `Rows.batch`, int32 [batch_size / process_count, length], and `row`, int32
+      The fields of `rows.batch`, [batch_size / process_count, ...], and `row`, int32
       [batch_size / process_count]: the number of each row in the global batch.
 
     Raises:

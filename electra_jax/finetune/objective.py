@@ -17,6 +17,7 @@ from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.modeling.heads import EncoderWithHead, HeadConfig
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.objectives.mlm import Batch, Sums, context, pair
+from electra_jax.schedules import Step
 
 Outputs = dict[str, Array]
 
@@ -36,6 +37,19 @@ class FineTuning:
     @property
     def loss_terms(self) -> dict[str, float]:
         """Weight of each mean loss in the total."""
+        return self.loss_weights(None)
+
+    @property
+    def switch_step(self) -> int:
+        """There is one stage."""
+        return 0
+
+    def is_trained(self, name: str, step: Step) -> bool:
+        """All parameters are."""
+        return True
+
+    def loss_weights(self, step: Step) -> dict[str, float]:
+        """Weight of each mean loss in the total, the same at every step."""
         if self.head.kind != "qa":
             return {"loss": 1.0}
         spans = {"start_loss": 0.5, "end_loss": 0.5}
@@ -71,6 +85,7 @@ class FineTuning:
         key: PRNGKey,
         dropout_key: PRNGKey | None,
         evaluation: bool,
+        step: Step = None,
     ) -> Sums:
         """The loss terms and, where it has a meaning, the accuracy, as `[sum, weight]`."""
         body_key, head_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)

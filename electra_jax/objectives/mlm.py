@@ -8,7 +8,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Num
 
 from electra_jax import masking
 from electra_jax.masking import Masked, MaskingConfig
@@ -17,7 +18,7 @@ from electra_jax.modeling.electra import Context, Electra, ElectraConfig, Params
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.schedules import Schedule, Step, at
 
-Batch = dict[str, Int[Array, "B ..."]]
+Batch = dict[str, Num[Array, "B ..."]]
 Sums = dict[str, Float[Array, "..."]]
 
 
@@ -32,6 +33,11 @@ class MaskedLanguageModel:
     model: ElectraConfig
     masking: MaskingConfig
     generator_weight: Schedule = 1.0
+
+    @property
+    def dtype(self) -> DTypeLike:
+        """Of the computation."""
+        return self.model.main.dtype
 
     @property
     def loss_terms(self) -> dict[str, float]:
@@ -71,8 +77,7 @@ class MaskedLanguageModel:
     def bind(self, params: Params) -> Electra:
         """The model with `params` cast, once, to the compute dtype."""
         graph = electra.structure(self.model)[0]
-        dtype = self.model.main.dtype
-        return nnx.merge(graph, jax.tree.map(lambda x: x.astype(dtype), params))
+        return nnx.merge(graph, jax.tree.map(lambda x: x.astype(self.dtype), params))
 
     def mask(self, batch: Batch, key: PRNGKey) -> Masked:
         """Draw the positions to predict."""

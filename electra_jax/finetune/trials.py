@@ -1,0 +1,456 @@
+"""Fine-tuning: an encoder, a task and a head as a job for the loop, once for every seed."""
+
+import collections
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from electra_jax import parallel, train
+from electra_jax import workdir as run_directory
+from electra_jax.checkpoint import restore_params
+from electra_jax.data import loader
+from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.errors import UserError
+from electra_jax.finetune.config import SIZES, layerwise_decay, learning_rate, validate
+from electra_jax.finetune.files import write_text
+from electra_jax.finetune.glue import GlueTask
+from electra_jax.finetune.objective import FineTuning
+from electra_jax.finetune.squad import SquadTask
+from electra_jax.finetune.tables import TableTask
+from electra_jax.finetune.tagging import TaggingTask
+from electra_jax.finetune.task import TRAIN, Arrays, Task
+from electra_jax.flops import encoder_flops
+from electra_jax.interop.pretrained import Pretrained, load_encoder
+from electra_jax.interruption import Interruption
+from electra_jax.modeling.electra import Params, path_name
+from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.heads import HeadConfig
+from electra_jax.optimizer import OptimizerConfig
+from electra_jax.train import IsStopped, Job, log_line
+from electra_jax.writer import read_metrics
+
+INPUTS = ("input_ids", "piece_ids", "position_ids", "token_type_ids", "allowed")
+Predict = Callable[[Params, dict[str, np.ndarray]], dict[str, jax.Array]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FeatureRows:
+    """The features of a split, as rows for `loader`."""
+
+    arrays: Arrays
+
+    def __len__(self) -> int:
+        return len(self.arrays["input_ids"])
+
+    @property
+    def groups(self) -> np.ndarray:
+        """All rows are one group."""
+        return np.array([0, len(self)])
+
+    def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows at `indices`; -1 stands for a row of padding, whose labels count nowhere."""
+        is_row = indices >= 0
+        batch = {}
+        for name, x in self.arrays.items():
+            batch[name] = x[np.where(is_row, indices, 0)]
+            batch[name][~is_row] = -1 if name == "label" and x.ndim == 2 else 0
+        return batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Examples that are predicted, and what the network sees of them."""
+
+    name: str
+    examples: Sequence
+    features: Arrays
+
+
+def finetune(config: ConfigDict, workdir: Path) -> None:
+    """Train, score and predict, for every seed; what is finished stays as it is.
+
+    A single trial is a run in `workdir`; several have a directory each below it. `results.json`
+    has the scores.
+
+    Raises:
+      UserError: the configuration, the data, the weights or what `workdir` holds does not fit. In
+        this case nothing has been written there.
+      FloatingPointError, Stopped, OSError: as `train.run`.
+    """
+    validate(config, jax.device_count())
+    pretrained = load_encoder(config.init_from)
+    log_line(f"weights of {config.init_from}:")
+    for line in pretrained.table:
+        log_line(f"  {line}")
+    task = make_task(config)
+    examples = task.read(TRAIN)
+    features = task.features(examples, pretrained.tokenizer, config.data.max_length, training=True)
+    splits = [
+        Split(name, *read_split(task, name, pretrained.tokenizer, config.data.max_length))
+        for name in (*task.eval_splits, *task.test_splits)
+    ]
+    config = complete(config, task, pretrained.encoder_config, len(features["example"]))
+    workdirs = [
+        workdir / f"trial_{number}" if config.num_trials > 1 else workdir
+        for number in range(config.num_trials)
+    ]
+    for path in workdirs:
+        run_directory.check(trial_config(config, 0), path)
+    with Interruption() as interruption:
+        for number, path in enumerate(workdirs):
+            run_trial(
+                trial_config(config, number),
+                path,
+                task,
+                pretrained,
+                features,
+                splits,
+                interruption,
+            )
+    if config.num_trials > 1 and jax.process_index() == 0:
+        summary = summarize(task, workdirs, splits)
+        write_text(workdir / "results.json", json.dumps(summary, indent=2) + "\n")
+        log_line(describe_summary(summary))
+
+
+def read_split(
+    task: Task, name: str, tokenizer: Tokenizer, max_length: int
+) -> tuple[Sequence, Arrays]:
+    """Examples and features to predict."""
+    examples = task.read(name)
+    return examples, task.features(examples, tokenizer, max_length, training=False)
+
+
+def make_task(config: ConfigDict) -> Task:
+    """The task that `config.data` describes."""
+    data = config.data
+    files = {name: data[name] for name in (TRAIN, "dev", "test") if data[name]}
+    if data.kind == "glue":
+        return GlueTask(
+            data.name,
+            data.source,
+            double_unordered=data.double_unordered,
+            on_error=data.on_error,
+            log=log_line,
+        )
+    if data.kind == "squad":
+        default = -2.75 if config.head == "original" else 0.0
+        return SquadTask(
+            files,
+            unanswerable=data.unanswerable,
+            null_threshold=default if data.null_threshold is None else data.null_threshold,
+            max_answer_length=data.max_answer_length,
+            doc_stride=data.doc_stride,
+            name=data.name,
+            log=log_line,
+        )
+    if data.kind == "tagging":
+        types = {label.partition("-")[2] or label for label in data.labels} - {"O"}
+        return TaggingTask(
+            files,
+            scheme=data.scheme or None,
+            types=sorted(types) or None,
+            name=data.name,
+            log=log_line,
+        )
+    return TableTask(
+        files,
+        data.target,
+        data.text,
+        data.label,
+        labels=data.labels or None,
+        value_range=data.value_range or None,
+        name=data.name,
+    )
+
+
+def complete(config: ConfigDict, task: Task, encoder: EncoderConfig, num_rows: int) -> ConfigDict:
+    """`config` with all that follows from weights and data filled in.
+
+    Raises:
+      UserError: sizes are given that the weights do not have, or rows are too long for them.
+    """
+    config = config.copy_and_resolve_references()
+    for name in SIZES:
+        found = getattr(encoder, name)
+        if config.model[name] not in (None, found):
+            raise UserError(
+                f"config.model.{name} is {config.model[name]}, but {config.init_from} has {found}; "
+                "it need not be given"
+            )
+        config.model[name] = found
+    if config.data.max_length > encoder.max_positions:
+        raise UserError(
+            f"config.data.max_length is {config.data.max_length}, but {config.init_from} has "
+            f"{encoder.max_positions} positions"
+        )
+    per_epoch = max(1, round(num_rows / config.batch_size))
+    config.eval_every_steps = config.eval_every_steps or per_epoch
+    config.checkpoint.every_steps = config.checkpoint.every_steps or config.eval_every_steps
+    if config.checkpoint.keep_best and config.checkpoint.every_steps % config.eval_every_steps:
+        raise UserError(
+            f"config.checkpoint.every_steps is {config.checkpoint.every_steps}; with "
+            "config.checkpoint.keep_best it must be a multiple of config.eval_every_steps = "
+            f"{config.eval_every_steps}"
+        )
+    if config.checkpoint.keep_best and not task.eval_splits:
+        raise UserError("config.checkpoint.keep_best needs a labelled config.data.dev")
+    optimizer = config.optimizer
+    optimizer.learning_rate = optimizer.learning_rate or learning_rate(encoder)
+    optimizer.layerwise_decay = optimizer.layerwise_decay or layerwise_decay(encoder)
+    config.data.labels = task.head.labels
+    if config.data.kind == "tagging":
+        config.data.scheme = task.scheme
+    if task.head.kind == "regression":
+        config.data.value_range = tuple(task.value_range)
+    return config
+
+
+def trial_config(config: ConfigDict, number: int) -> ConfigDict:
+    """That of one of several trials: a run like any other, with its own seed."""
+    config = config.copy_and_resolve_references()
+    config.update(seed=config.seed + number, num_trials=1, trials_at_once=1)
+    return config
+
+
+def encoder_config(config: ConfigDict) -> EncoderConfig:
+    """Sizes and numerics of a completed configuration."""
+    model = config.model
+    dtype = model.dtype
+    if dtype == "auto":
+        dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    return EncoderConfig(
+        **{name: model[name] for name in SIZES},
+        dropout=model.dropout,
+        attention_dropout=model.attention_dropout,
+        remat=model.remat,
+        scan_unroll=model.scan_unroll,
+        dtype=jnp.dtype(dtype),
+    )
+
+
+def make_objective(config: ConfigDict, task: Task) -> FineTuning:
+    """The network and its loss."""
+    head = HeadConfig(task.head.kind, max(1, len(task.head.labels)), config.head)
+    return FineTuning(encoder_config(config), head)
+
+
+def run_trial(
+    config: ConfigDict,
+    workdir: Path,
+    task: Task,
+    pretrained: Pretrained,
+    features: Arrays,
+    splits: Sequence[Split],
+    interruption: Interruption,
+) -> None:
+    """One seed: train, then predict and score all splits."""
+    if (workdir / "results.json").exists():
+        log_line(f"{workdir}: nothing to do, there is a results.json")
+        return
+    objective = make_objective(config, task)
+    predict = parallel.make_predict(parallel.make_mesh(config.parallel), objective.outputs)
+    job = make_job(config, task, objective, pretrained, features, splits, predict)
+    params = train.run(config, workdir, job, interruption).params
+    if config.checkpoint.keep_best:
+        step = best_step(workdir, job.keep_best)
+        log_line(f"predicting with step {step:,}, the best by {job.keep_best}")
+        _, best = restore_params(workdir / "checkpoints", step)
+        layout = jax.tree.map(lambda x: x.sharding, params)
+        params = jax.device_put(best, layout)
+    results = {}
+    for split in splits:
+        outputs = predict_split(predict, params, split, config.batch_size)
+        predictions = task.predict(split.examples, split.features, outputs)
+        if jax.process_index() == 0:
+            task.write(predictions, workdir / "predictions", split.name)
+        if split.name in task.eval_splits:
+            results[split.name] = task.score(split.examples, predictions)
+            log_line(f"{split.name}: {numbers(results[split.name])}")
+    if jax.process_index() == 0:
+        content = {"task": task.name, "seed": config.seed, "scores": results}
+        write_text(workdir / "results.json", json.dumps(content, indent=2) + "\n")
+
+
+def make_job(
+    config: ConfigDict,
+    task: Task,
+    objective: FineTuning,
+    pretrained: Pretrained,
+    features: Arrays,
+    splits: Sequence[Split],
+    predict: Predict,
+) -> Job:
+    """What the loop is to do for one seed."""
+    arrays = {name: x for name, x in features.items() if name != "example"}
+    rows = FeatureRows(arrays)
+    num_steps = max(1, int(len(rows) / config.batch_size * config.num_train_epochs))
+    options = dict(config.optimizer)
+    warmup = options.pop("warmup_fraction")
+    optimizer = OptimizerConfig(
+        num_steps=num_steps, warmup_steps=round(warmup * num_steps), **options
+    )
+
+    def batches(start: int, share: tuple[int, int]) -> Iterator[dict[str, np.ndarray]]:
+        return loader.train_batches(
+            rows,
+            start,
+            num_steps - start,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            process_index=share[0],
+            process_count=share[1],
+            num_threads=config.data.num_threads,
+            num_workers=config.data.num_workers,
+            prefetch=config.data.prefetch,
+        )
+
+    def evaluate(_, params: Params, is_stopped: IsStopped) -> dict[str, float] | None:
+        results = {}
+        for split in splits:
+            if split.name not in task.eval_splits:
+                continue
+            outputs = predict_split(predict, params, split, config.batch_size, is_stopped)
+            if outputs is None:
+                return None
+            predictions = task.predict(split.examples, split.features, outputs)
+            prefix = "" if split.name == task.eval_splits[0] else f"{split.name}/"
+            scores = task.score(split.examples, predictions)
+            results |= {f"eval/{prefix}{name}": value for name, value in scores.items()}
+        return results
+
+    length = config.data.max_length
+    real = float(arrays["piece_ids"].mean())
+    return Job(
+        objective,
+        optimizer,
+        pretrained.tokenizer,
+        content_hash(arrays, pretrained.tokenizer),
+        batches,
+        evaluate,
+        {path_name(path): x for path, x in jax.tree.leaves_with_path(pretrained.params)},
+        {
+            "data": {
+                "task": task.name,
+                "examples": f"{len(np.unique(features['example'])):,}",
+                "rows": f"{len(rows):,}",
+                "padding": f"{1 - real:.2%}",
+                "epochs": f"{num_steps * config.batch_size / len(rows):.2f}",
+            }
+            | {split.name: f"{len(split.examples):,} examples" for split in splits}
+        },
+        3.0 * encoder_flops(objective.encoder, length),
+        keep_best=f"eval/{task.main_metric}" if config.checkpoint.keep_best else "",
+        patience=config.patience,
+    )
+
+
+def predict_split(
+    predict: Predict,
+    params: Params,
+    split: Split,
+    batch_size: int,
+    is_stopped: IsStopped = lambda: False,
+) -> Arrays | None:
+    """The outputs for all rows of a split, in order; None where `is_stopped` has said so."""
+    rows = FeatureRows({name: split.features[name] for name in INPUTS if name in split.features})
+    share = jax.process_index(), jax.process_count()
+    found, running = [], collections.deque()
+    for batch in loader.eval_batches(
+        rows, batch_size=batch_size, process_index=share[0], process_count=share[1]
+    ):
+        if is_stopped():
+            return None
+        running.append(predict(params, batch))
+        if len(running) > 4:  # the device always has work, and memory stays flat
+            found.append(jax.device_get(running.popleft()))
+    found += jax.device_get(list(running))
+    order = np.argsort(np.concatenate([outputs["row"] for outputs in found]))[: len(rows)]
+    return {
+        name: np.concatenate([outputs[name] for outputs in found])[order]
+        for name in found[0]
+        if name != "row"
+    }
+
+
+def content_hash(arrays: Arrays, tokenizer: Tokenizer) -> str:
+    """Of the rows that are trained on."""
+    digest = hashlib.sha256(tokenizer.hash.encode())
+    for name in sorted(arrays):
+        digest.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())
+        digest.update(np.ascontiguousarray(arrays[name]))
+    return digest.hexdigest()
+
+
+def best_step(workdir: Path, metric: str) -> int:
+    """Of the checkpoints there are, that with the highest score; the earliest of equal ones."""
+    saved = {
+        int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdecimal()
+    }
+    rows = [row for row in read_metrics(workdir) if metric in row and row["step"] in saved]
+    return max(rows, key=lambda row: row[metric])["step"]
+
+
+def summarize(task: Task, workdirs: Sequence[Path], splits: Sequence[Split]) -> dict:
+    """Scores of all trials: each, their median and spread; and the trials that have learnt nothing.
+
+    A trial has failed when its main score is not above that of giving the same answer always.
+    """
+    trials = [json.loads((path / "results.json").read_text()) for path in workdirs]
+    summary = {"task": task.name, "main_metric": task.main_metric, "trials": trials}
+    by_name = {split.name: split for split in splits}
+    for name in task.eval_splits:
+        floor = chance(task, by_name[name].examples)
+        for trial in trials:
+            if trial["scores"][name][task.main_metric] <= floor:
+                trial.setdefault("failed", []).append(name)
+        values = {
+            metric: [trial["scores"][name][metric] for trial in trials]
+            for metric in trials[0]["scores"][name]
+        }
+        summary.setdefault("scores", {})[name] = {
+            metric: {
+                "median": float(np.median(x)),
+                "min": min(x),
+                "max": max(x),
+                "stddev": float(np.std(x)),
+            }
+            for metric, x in values.items()
+        }
+    return summary
+
+
+def chance(task: Task, examples: Sequence) -> float:
+    """The main score of always giving the most frequent label; 0 where that is not accuracy."""
+    if task.main_metric != "accuracy" or task.head.kind != "classification":
+        return 0.0
+    counts = collections.Counter(example.label for example in examples)
+    return max(counts.values()) / len(examples)
+
+
+def describe_summary(summary: dict) -> str:
+    """A line for each split."""
+    lines = []
+    for name, scores in summary["scores"].items():
+        failed = sum(name in trial.get("failed", ()) for trial in summary["trials"])
+        medians = ", ".join(
+            f"{metric} {x['median']:.4f} ({x['min']:.4f} to {x['max']:.4f})"
+            for metric, x in scores.items()
+        )
+        lines.append(
+            f"{name}: median of {len(summary['trials'])} trials: {medians}"
+            + (f"; {failed} failed: no better than always the same answer" if failed else "")
+        )
+    return "\n".join(lines)
+
+
+def numbers(scores: dict[str, float]) -> str:
+    """Scores on one line."""
+    return ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
