@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -266,6 +266,53 @@ def make_program(
     )
 
 
+def make_trials_program(
+    mesh: Mesh,
+    objective: Objective,
+    optimizer: OptimizerConfig,
+    seeds: Sequence[int],
+    num_microbatches: int = 1,
+) -> Program:
+    """As `make_program`, for several seeds T at once: small tasks leave an accelerator idle.
+
+    State and batches have an axis of trials in front; sums are those of all. Each trial computes
+    what it would alone, with data parallelism only. There is no evaluation step.
+    """
+    everywhere, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P(None, ROWS))
+    init = jax.vmap(functools.partial(init_state, objective, optimizer))
+    step = functools.partial(
+        train_step, objective=objective, optimizer=optimizer, num_microbatches=num_microbatches
+    )
+    key_seeds = np.array(seeds, np.uint32)
+
+    def train(state: TrainState, batch: Batch) -> tuple[TrainState, Sums]:
+        state, sums = jax.vmap(lambda state, batch, seed: step(state, batch, seed=seed))(
+            state, batch, key_seeds
+        )
+        return state, jax.tree.map(lambda x: x.sum(axis=0), sums)
+
+    def evaluate(params: Params, batch: Batch) -> Sums:
+        raise NotImplementedError
+
+    init_all = jax.jit(lambda: init(key_seeds), out_shardings=everywhere)
+    return Program(
+        abstract_state=jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
+            jax.eval_shape(init_all),
+        ),
+        init=init_all,
+        train_step=jax.jit(
+            train,
+            in_shardings=(everywhere, rows),
+            out_shardings=everywhere,
+            donate_argnums=0,
+        ),
+        eval_step=evaluate,
+        place=functools.partial(place, sharding=rows, per_device=False),
+        share=share_of_rows(NamedSharding(mesh, BATCH)),
+    )
+
+
 def make_predict(
     mesh: Mesh, outputs: Callable[[Params, Batch], dict[str, Array]]
 ) -> Callable[[Params, dict[str, np.ndarray]], dict[str, Array]]:
@@ -289,6 +336,7 @@ def with_params(state: TrainState, loaded: dict[str, np.ndarray]) -> TrainState:
         value = loaded.get(path_name(path))
         if value is None:
             return x
+        value = np.broadcast_to(value, x.shape)  # of several trials, to each
         return jax.make_array_from_callback(x.shape, x.sharding, lambda index: value[index])
 
     return dataclasses.replace(state, params=jax.tree.map_with_path(placed, state.params))

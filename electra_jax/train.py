@@ -54,6 +54,7 @@ class Job:
       flops_per_token: operations for one token of one training step.
       keep_best: name of a metric whose best checkpoint stays, or "".
       patience: evaluations without a better `keep_best`, after which training ends; 0: none.
+      seeds: of the trials that are trained at once; none: only `config.seed`.
     """
 
     objective: Objective
@@ -67,6 +68,7 @@ class Job:
     flops_per_token: float
     keep_best: str = ""
     patience: int = 0
+    seeds: tuple[int, ...] = ()
 
     def is_enough(self, history: list[float]) -> bool:
         """Whether the evaluations so far, by their `keep_best`, end the training."""
@@ -91,15 +93,20 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
     objective, num_steps = job.objective, job.optimizer.num_steps
 
     mesh = parallel.make_mesh(config.parallel)
-    program = parallel.make_program(
-        mesh,
-        objective,
-        job.optimizer,
-        config.seed,
-        config.num_microbatches,
-        config.parallel.api,
-        config.parallel.shard_optimizer,
-    )
+    if job.seeds:
+        program = parallel.make_trials_program(
+            mesh, objective, job.optimizer, job.seeds, config.num_microbatches
+        )
+    else:
+        program = parallel.make_program(
+            mesh,
+            objective,
+            job.optimizer,
+            config.seed,
+            config.num_microbatches,
+            config.parallel.api,
+            config.parallel.shard_optimizer,
+        )
 
     with (
         run_directory.hold(workdir) if is_main else contextlib.nullcontext(),

@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 import tiny
 
+from electra_jax.modeling import heads
+from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.heads import HeadConfig
 from electra_jax.optimizer import (
     OptimizerConfig,
     is_decayed,
+    layer_factors,
     learning_rate,
     make_optimizer,
     scale_by_biased_adam,
+    scale_by_layer,
 )
 
 
@@ -137,3 +142,76 @@ def test_warmup_and_decay_are_multiplied():
 def test_no_warmup_starts_at_the_full_rate():
     config = OptimizerConfig(learning_rate=0.5, warmup_steps=0, num_steps=4, decay_power=2.0)
     assert [rate(config, step) for step in range(5)] == [0.5, 0.28125, 0.125, 0.03125, 0]
+
+
+# Fine-tuning: spec 4.3
+
+TABLE = {  # of small and base, and of large: group to the factor of the original
+    "fixed": {
+        (12, 0.8): {"head": 1, "top": 0.8, "next": 0.64, "lowest": 0.0687, "embeddings": 0.0550},
+        (24, 0.9): {"head": 1, "top": 0.9, "next": 0.81, "lowest": 0.0798, "embeddings": 0.0718},
+    },
+    "faithful": {
+        (12, 0.8): {"head": 1, "top": 0.64, "next": 0.512, "lowest": 0.0550, "embeddings": 0.0440},
+        (24, 0.9): {"head": 1, "top": 0.81, "next": 0.729, "lowest": 0.0718, "embeddings": 0.0646},
+    },
+}
+
+
+@pytest.mark.parametrize("mode", TABLE)
+@pytest.mark.parametrize(("num_layers", "decay"), [(12, 0.8), (24, 0.9)])
+def test_layerwise_rates_of_every_parameter(mode, num_layers, decay):
+    """By what one update does, when every direction is one: stacked layers have a rate each."""
+    encoder = EncoderConfig(
+        vocab_size=9,
+        embedding_size=4,
+        hidden_size=8,
+        num_layers=num_layers,
+        num_heads=1,
+        intermediate_size=16,
+        max_positions=8,
+    )
+    params = heads.structure(encoder, HeadConfig("qa"))[1]
+    ones = jax.tree.map(lambda x: jnp.ones(x.shape), params)
+    scaled, _ = scale_by_layer(decay, mode).update(ones, ())
+    expected = TABLE[mode][num_layers, decay]
+    seen = set()
+    for name, update in tiny.flat(scaled).items():
+        if name.startswith("encoder/layers/"):
+            by_layer = update.reshape(num_layers, -1)
+            assert (by_layer == by_layer[:, :1]).all(), name
+            found = {"top": -1, "next": -2, "lowest": 0}
+            for group, layer in found.items():
+                assert by_layer[layer, 0] == pytest.approx(expected[group], abs=5e-5), name
+            seen |= {*found}
+        else:
+            group = "head" if name.startswith("head/") else "embeddings"
+            assert update == pytest.approx(np.full_like(update, expected[group]), abs=5e-5), name
+            seen.add(group)
+    assert seen == {*expected}
+    with pytest.raises(KeyError, match="pooler/kernel belongs to no layer"):
+        layer_factors(decay, mode, num_layers, "pooler/kernel")
+
+
+def test_layerwise_rates_multiply_the_decay_of_weights_too():
+    """As in the original, where they are part of the learning rate."""
+    params = {
+        "embeddings": {"word": jnp.ones((2, 2))},
+        "encoder": {"layers": {"up": {"bias": jnp.ones((1, 2)), "kernel": jnp.ones((1, 2, 2))}}},
+        "head": {"output": {"kernel": jnp.ones((2, 2))}},
+    }
+    config = OptimizerConfig(
+        1.0, 0, 10, weight_decay=0.5, max_grad_norm=0, layerwise_decay=0.1, epsilon=1.0
+    )
+    optimizer = make_optimizer(config)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = optimizer.update(zeros, optimizer.init(params), params)
+    found = {name: float(x.flat[0]) for name, x in tiny.flat(updates).items()}
+    assert found == pytest.approx(
+        {
+            "embeddings/word": 0.5 * 0.01,
+            "encoder/layers/up/bias": 0,
+            "encoder/layers/up/kernel": 0.5 * 0.1,
+            "head/output/kernel": 0.5,
+        }
+    )

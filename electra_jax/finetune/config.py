@@ -120,7 +120,6 @@ CHECKS: dict[str, Check] = {
     "eval_every_steps": OPTIONAL_COUNT,
     "patience": NOT_NEGATIVE,
     "checkpoint.every_steps": OPTIONAL_COUNT,
-    "checkpoint.keep_best": one_of(True, False),
 }
 KINDS = {  # of tasks that a field is for
     **dict.fromkeys(("data.source", "data.on_error", "data.double_unordered"), ("glue",)),
@@ -181,8 +180,19 @@ def clashes(config: ConfigDict) -> Iterator[str]:
             "config.patience needs config.checkpoint.keep_best = True, or else the last evaluation "
             "would count and not the best"
         )
-    if config.trials_at_once > 1 and config.parallel.api == "pmap":
-        yield "config.trials_at_once needs config.parallel.api = 'jit'"
+    if config.trials_at_once > 1:
+        for name, needed in (
+            ("parallel.api", "jit"),
+            ("parallel.fsdp", 1),
+            ("parallel.tensor", 1),
+            ("parallel.shard_optimizer", False),
+            ("checkpoint.keep_best", False),
+        ):
+            if (found := configuration.field(config, name)) != needed:
+                yield (
+                    f"config.{name} is {found!r}; with config.trials_at_once = "
+                    f"{config.trials_at_once} it must be {needed!r}"
+                )
 
 
 def learning_rate(encoder: EncoderConfig) -> float:

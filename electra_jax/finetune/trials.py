@@ -1,6 +1,7 @@
 """Fine-tuning: an encoder, a task and a head as a job for the loop, once for every seed."""
 
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -14,7 +15,7 @@ from ml_collections import ConfigDict
 
 from electra_jax import parallel, train
 from electra_jax import workdir as run_directory
-from electra_jax.checkpoint import restore_params
+from electra_jax.checkpoint import Checkpoints, restore_params
 from electra_jax.data import loader
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
@@ -36,6 +37,7 @@ from electra_jax.optimizer import OptimizerConfig
 from electra_jax.train import IsStopped, Job, log_line
 from electra_jax.writer import read_metrics
 
+RESULTS = "results.json"
 INPUTS = ("input_ids", "piece_ids", "position_ids", "token_type_ids", "allowed")
 Predict = Callable[[Params, dict[str, np.ndarray]], dict[str, jax.Array]]
 
@@ -73,6 +75,21 @@ class Split:
     features: Arrays
 
 
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What all trials share.
+
+    Attributes:
+      features: rows to train on.
+      splits: those that are predicted.
+    """
+
+    task: Task
+    pretrained: Pretrained
+    features: Arrays
+    splits: Sequence[Split]
+
+
 def finetune(config: ConfigDict, workdir: Path) -> None:
     """Train, score and predict, for every seed; what is finished stays as it is.
 
@@ -97,26 +114,24 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
         for name in (*task.eval_splits, *task.test_splits)
     ]
     config = complete(config, task, pretrained.encoder_config, len(features["example"]))
-    workdirs = [
-        workdir / f"trial_{number}" if config.num_trials > 1 else workdir
-        for number in range(config.num_trials)
-    ]
-    for path in workdirs:
-        run_directory.check(trial_config(config, 0), path)
+    work = Work(task, pretrained, features, splits)
+    numbers = range(config.num_trials)
+    workdirs = [workdir / f"trial_{i}" if config.num_trials > 1 else workdir for i in numbers]
+    for number, path in enumerate(workdirs):
+        run_directory.check(trial_config(config, number), path)
     with Interruption() as interruption:
-        for number, path in enumerate(workdirs):
-            run_trial(
-                trial_config(config, number),
-                path,
-                task,
-                pretrained,
-                features,
-                splits,
-                interruption,
-            )
+        for first in numbers[:: config.trials_at_once]:
+            group = numbers[first : first + config.trials_at_once]
+            unfinished = [i for i in group if not (workdirs[i] / RESULTS).exists()]
+            if not unfinished:
+                log_line(f"{workdirs[first]}: nothing to do, there is a {RESULTS}")
+            elif len(group) == 1:
+                run_trial(trial_config(config, first), workdirs[first], work, interruption)
+            else:
+                run_together(config, group, workdir, workdirs, work, interruption)
     if config.num_trials > 1 and jax.process_index() == 0:
         summary = summarize(task, workdirs, splits)
-        write_text(workdir / "results.json", json.dumps(summary, indent=2) + "\n")
+        write_text(workdir / RESULTS, json.dumps(summary, indent=2) + "\n")
         log_line(describe_summary(summary))
 
 
@@ -242,69 +257,126 @@ def make_objective(config: ConfigDict, task: Task) -> FineTuning:
     return FineTuning(encoder_config(config), head)
 
 
-def run_trial(
-    config: ConfigDict,
-    workdir: Path,
-    task: Task,
-    pretrained: Pretrained,
-    features: Arrays,
-    splits: Sequence[Split],
-    interruption: Interruption,
-) -> None:
+def run_trial(config: ConfigDict, workdir: Path, work: Work, interruption: Interruption) -> None:
     """One seed: train, then predict and score all splits."""
-    if (workdir / "results.json").exists():
-        log_line(f"{workdir}: nothing to do, there is a results.json")
-        return
-    objective = make_objective(config, task)
+    objective = make_objective(config, work.task)
     predict = parallel.make_predict(parallel.make_mesh(config.parallel), objective.outputs)
-    job = make_job(config, task, objective, pretrained, features, splits, predict)
+
+    def evaluate(_, params: Params, is_stopped: IsStopped) -> dict[str, float] | None:
+        return evaluate_trial(work, predict, params, config.batch_size, is_stopped)
+
+    job = make_job(config, objective, work, (config.seed,), evaluate)
     params = train.run(config, workdir, job, interruption).params
     if config.checkpoint.keep_best:
         step = best_step(workdir, job.keep_best)
         log_line(f"predicting with step {step:,}, the best by {job.keep_best}")
         _, best = restore_params(workdir / "checkpoints", step)
-        layout = jax.tree.map(lambda x: x.sharding, params)
-        params = jax.device_put(best, layout)
-    results = {}
-    for split in splits:
+        params = jax.device_put(best, jax.tree.map(lambda x: x.sharding, params))
+    finish(config, workdir, work, predict, params)
+
+
+def run_together(
+    config: ConfigDict,
+    group: Sequence[int],
+    workdir: Path,
+    workdirs: Sequence[Path],
+    work: Work,
+    interruption: Interruption,
+) -> None:
+    """Several seeds as one run; what comes out is a directory for each, as if it had run alone.
+
+    Args:
+      group: numbers of the trials.
+      workdir: of all of them.
+      workdirs: of each trial.
+    """
+    objective = make_objective(config, work.task)
+    predict = parallel.make_predict(parallel.make_mesh(config.parallel), objective.outputs)
+    one_of = jax.jit(
+        lambda tree, place: jax.tree.map(lambda x: x[place], tree), static_argnames="place"
+    )
+    seeds = tuple(config.seed + number for number in group)
+
+    def evaluate(_, params: Params, is_stopped: IsStopped) -> dict[str, float] | None:
+        """Means over the trials."""
+        found = []
+        for place in range(len(seeds)):
+            of_one = one_of(params, place=place)
+            scores = evaluate_trial(work, predict, of_one, config.batch_size, is_stopped)
+            if scores is None:
+                return None
+            found.append(scores)
+        return {name: float(np.mean([scores[name] for scores in found])) for name in found[0]}
+
+    job = make_job(config, objective, work, seeds, evaluate)
+    together = workdir / f"trials_{group[0]}_to_{group[-1]}"
+    state = train.run(config, together, job, interruption)
+    for place, number in enumerate(group):
+        own, path = trial_config(config, number), workdirs[number]
+        of_one = one_of(state, place=place)
+        with Checkpoints(path / "checkpoints", job.data_hash, keep=1) as checkpoints:
+            if checkpoints.latest_step() is None:
+                checkpoints.save(int(of_one.step), of_one, {}, {})
+        if jax.process_index() == 0:
+            run_directory.write_run_files(own, path, job.tokenizer, job.facts)
+        finish(own, path, work, predict, of_one.params)
+
+
+def evaluate_trial(
+    work: Work, predict: Predict, params: Params, batch_size: int, is_stopped: IsStopped
+) -> dict[str, float] | None:
+    """Scores of the labelled splits by `eval/NAME`, of all but the first by `eval/SPLIT/NAME`."""
+    task, results = work.task, {}
+    for split in work.splits:
+        if split.name in task.eval_splits:
+            outputs = predict_split(predict, params, split, batch_size, is_stopped)
+            if outputs is None:
+                return None
+            predictions = task.predict(split.examples, split.features, outputs)
+            prefix = "" if split.name == task.eval_splits[0] else f"{split.name}/"
+            scores = task.score(split.examples, predictions)
+            results |= {f"eval/{prefix}{name}": value for name, value in scores.items()}
+    return results
+
+
+def finish(config: ConfigDict, workdir: Path, work: Work, predict: Predict, params: Params) -> None:
+    """Predictions of all splits, and `results.json`."""
+    task, results = work.task, {}
+    for split in work.splits:
         outputs = predict_split(predict, params, split, config.batch_size)
         predictions = task.predict(split.examples, split.features, outputs)
         if jax.process_index() == 0:
             task.write(predictions, workdir / "predictions", split.name)
         if split.name in task.eval_splits:
             results[split.name] = task.score(split.examples, predictions)
-            log_line(f"{split.name}: {numbers(results[split.name])}")
+            scores = ", ".join(f"{name} {x:.4f}" for name, x in results[split.name].items())
+            log_line(f"{split.name}: {scores}")
     if jax.process_index() == 0:
         content = {"task": task.name, "seed": config.seed, "scores": results}
-        write_text(workdir / "results.json", json.dumps(content, indent=2) + "\n")
+        write_text(workdir / RESULTS, json.dumps(content, indent=2) + "\n")
 
 
 def make_job(
     config: ConfigDict,
-    task: Task,
     objective: FineTuning,
-    pretrained: Pretrained,
-    features: Arrays,
-    splits: Sequence[Split],
-    predict: Predict,
+    work: Work,
+    seeds: Sequence[int],
+    evaluate: Callable[..., dict[str, float] | None],
 ) -> Job:
-    """What the loop is to do for one seed."""
-    arrays = {name: x for name, x in features.items() if name != "example"}
+    """What the loop is to do for one seed, or for several at once."""
+    arrays = {name: x for name, x in work.features.items() if name != "example"}
     rows = FeatureRows(arrays)
     num_steps = max(1, int(len(rows) / config.batch_size * config.num_train_epochs))
     options = dict(config.optimizer)
     warmup = options.pop("warmup_fraction")
-    optimizer = OptimizerConfig(
-        num_steps=num_steps, warmup_steps=round(warmup * num_steps), **options
-    )
 
-    def batches(start: int, share: tuple[int, int]) -> Iterator[dict[str, np.ndarray]]:
+    def of_seed(seed: int, start: int, share: tuple[int, int]) -> Iterator[dict[str, np.ndarray]]:
         return loader.train_batches(
             rows,
             start,
             num_steps - start,
             batch_size=config.batch_size,
-            seed=config.seed,
+            seed=seed,
             process_index=share[0],
             process_count=share[1],
             num_threads=config.data.num_threads,
@@ -312,44 +384,46 @@ def make_job(
             prefetch=config.data.prefetch,
         )
 
-    def evaluate(_, params: Params, is_stopped: IsStopped) -> dict[str, float] | None:
-        results = {}
-        for split in splits:
-            if split.name not in task.eval_splits:
-                continue
-            outputs = predict_split(predict, params, split, config.batch_size, is_stopped)
-            if outputs is None:
-                return None
-            predictions = task.predict(split.examples, split.features, outputs)
-            prefix = "" if split.name == task.eval_splits[0] else f"{split.name}/"
-            scores = task.score(split.examples, predictions)
-            results |= {f"eval/{prefix}{name}": value for name, value in scores.items()}
-        return results
+    def batches(start: int, share: tuple[int, int]) -> Iterator[dict[str, np.ndarray]]:
+        if len(seeds) == 1:
+            return of_seed(seeds[0], start, share)
+        return stacked([of_seed(seed, start, share) for seed in seeds])
 
-    length = config.data.max_length
     real = float(arrays["piece_ids"].mean())
+    initial = {path_name(path): x for path, x in jax.tree.leaves_with_path(work.pretrained.params)}
+    facts = {
+        "data": {
+            "task": work.task.name,
+            "examples": f"{len(np.unique(work.features['example'])):,}",
+            "rows": f"{len(rows):,}",
+            "padding": f"{1 - real:.2%}",
+            "epochs": f"{num_steps * config.batch_size / len(rows):.2f}",
+        }
+        | {split.name: f"{len(split.examples):,} examples" for split in work.splits}
+    }
     return Job(
         objective,
-        optimizer,
-        pretrained.tokenizer,
-        content_hash(arrays, pretrained.tokenizer),
+        OptimizerConfig(num_steps=num_steps, warmup_steps=round(warmup * num_steps), **options),
+        work.pretrained.tokenizer,
+        content_hash(arrays, work.pretrained.tokenizer),
         batches,
         evaluate,
-        {path_name(path): x for path, x in jax.tree.leaves_with_path(pretrained.params)},
-        {
-            "data": {
-                "task": task.name,
-                "examples": f"{len(np.unique(features['example'])):,}",
-                "rows": f"{len(rows):,}",
-                "padding": f"{1 - real:.2%}",
-                "epochs": f"{num_steps * config.batch_size / len(rows):.2f}",
-            }
-            | {split.name: f"{len(split.examples):,} examples" for split in splits}
-        },
-        3.0 * encoder_flops(objective.encoder, length),
-        keep_best=f"eval/{task.main_metric}" if config.checkpoint.keep_best else "",
+        initial,
+        facts,
+        3.0 * encoder_flops(objective.encoder, config.data.max_length),
+        keep_best=f"eval/{work.task.main_metric}" if config.checkpoint.keep_best else "",
         patience=config.patience,
+        seeds=tuple(seeds) if len(seeds) > 1 else (),
     )
+
+
+def stacked(sources: list[Iterator[dict[str, np.ndarray]]]) -> Iterator[dict[str, np.ndarray]]:
+    """Batches of several trials, [B, ...] each, as one of [T, B, ...]."""
+    with contextlib.ExitStack() as stack:
+        for source in sources:
+            stack.enter_context(contextlib.closing(source))
+        for batches in zip(*sources, strict=True):
+            yield {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
 
 
 def predict_split(
@@ -403,7 +477,7 @@ def summarize(task: Task, workdirs: Sequence[Path], splits: Sequence[Split]) -> 
 
     A trial has failed when its main score is not above that of giving the same answer always.
     """
-    trials = [json.loads((path / "results.json").read_text()) for path in workdirs]
+    trials = [json.loads((path / RESULTS).read_text()) for path in workdirs]
     summary = {"task": task.name, "main_metric": task.main_metric, "trials": trials}
     by_name = {split.name: split for split in splits}
     for name in task.eval_splits:
@@ -449,8 +523,3 @@ def describe_summary(summary: dict) -> str:
             + (f"; {failed} failed: no better than always the same answer" if failed else "")
         )
     return "\n".join(lines)
-
-
-def numbers(scores: dict[str, float]) -> str:
-    """Scores on one line."""
-    return ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
