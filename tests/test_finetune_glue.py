@@ -254,6 +254,11 @@ def test_labels_come_back_in_the_order_of_the_examples(tmp_path):
     total = np.exp(5) + 2
     assert predictions[1].probabilities == pytest.approx((1 / total, np.exp(5) / total, 1 / total))
     assert task.score(examples, predictions) == {"accuracy": 1.0}
+    # Where some are not labelled, the others count; there is nothing to train on.
+    examples[0] = Example("0", "a", "b", None)
+    predictions[1] = predictions[0]
+    assert task.score(examples, predictions) == {"accuracy": pytest.approx(2 / 3)}
+    assert "label" not in task.features(examples, TOKENIZER, 16, training=False)
 
 
 def test_scores_follow_the_task(tmp_path):

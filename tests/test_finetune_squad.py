@@ -116,6 +116,9 @@ def test_targets_of_windows_without_the_answer():
         assert rows["start"].tolist() == rows["end"].tolist() == [4, 0, 0]
         assert rows["is_impossible"].tolist() == expected
         assert "char_start" not in rows
+    crossing = [example("a b c d e f", "d e", question="x y")]
+    rows = task(doc_stride=2).features(crossing, TOKENIZER, 9, training=True)
+    assert list(zip(rows["start"], rows["end"], strict=True)) == [(0, 0), (5, 6)]
 
 
 def test_answers_that_are_not_where_they_should_be():
@@ -168,6 +171,7 @@ CONTEXTS = {
     "no spaces": ("语文语文。文", "文语"),
     "vowel signs": ("नमस् नो", "नमस् नो"),
     "removed": ("a\x00b\u200b c\ufffdd", "b\u200b c\ufffdd"),
+    "around": (" \n a lead \n", "a lead"),
     "unknown": ("a 日本 ☃☃ b", "日本 ☃☃"),
 }
 
@@ -198,6 +202,15 @@ def test_answers_by_sentencepiece_are_ranges_of_the_context_without_space_around
             [guess] = task().predict([found], rows, outputs)
             for span in guess.n_best:
                 assert span.text == context[span.start : span.end] == span.text.strip()
+
+
+def test_spaces_that_belong_to_tokens_are_no_part_of_answers():
+    found = [example("a b c", "b")]
+    rows = task().features(found, TOKENIZER, 12, training=False)
+    rows["char_start"][rows["char_start"] == 2] = 1
+    rows["char_end"][rows["char_end"] == 3] = 4
+    [guess] = task().predict(found, rows, oracle(rows))
+    assert [(span.text, span.start, span.end) for span in guess.n_best] == [("b", 2, 3)]
 
 
 @pytest.mark.parametrize("stride", [3, 128])
@@ -275,6 +288,21 @@ def test_a_text_counts_once_at_its_best_place_over_all_windows():
     assert (guess.null_odds, guess.text) == (-1.0, "")  # above -2.75
     [guess] = task(True, doc_stride=2, null_threshold=-1.0).predict(found, rows, outputs)
     assert guess.text == "a"
+
+
+def test_answers_start_in_the_window_that_shows_most_around_them():
+    found = [example("a b c d e f", "a", question="x y")]
+    made = task(doc_stride=2)
+    rows = made.features(found, TOKENIZER, 9, training=False)
+    outputs = {
+        "start_top": np.array([[7], [5]], np.int32),  # d in both windows; it is in the second's
+        "start_log_prob": np.array([[-1.0], [-2.0]], np.float32),
+        "end_top": np.array([[[7]], [[5]]], np.int32),
+        "end_log_prob": np.zeros((2, 1, 1), np.float32),
+        "answerable_logit": np.zeros(2, np.float32),
+    }
+    [guess] = made.predict(found, rows, outputs)
+    assert [(span.text, span.score) for span in guess.n_best] == [("d", -2.0)]
 
 
 def test_no_answer_is_scored_and_written(tmp_path):

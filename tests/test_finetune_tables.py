@@ -135,10 +135,10 @@ def test_several_labels(tmp_path):
     rows = task.features(examples, TOKENIZER, 8, training=False)
     assert rows["label"].dtype == np.float32
     assert rows["label"].tolist() == [[1, 0, 1], [0, 0, 0]]
-    logits = np.array([[2, -1, -1], [-1, -1, -0.1]], np.float32)
+    logits = np.array([[0.1, -1, -1], [-1, -1, -0.1]], np.float32)
     predictions = task.predict(examples, rows, {"logits": logits})
     assert [guess.label for guess in predictions] == [("x",), ()]
-    assert predictions[0].probabilities[0] == pytest.approx(1 / (1 + np.exp(-2)))
+    assert predictions[0].probabilities[0] == pytest.approx(1 / (1 + np.exp(-0.1)))
     # Of the three labels, x is right, y is never there, z is missed.
     expected = {"micro_f1": 2 / 3, "macro_f1": 1 / 3, "accuracy": 0.5}
     assert task.score(examples, predictions) == pytest.approx(expected)

@@ -200,6 +200,10 @@ def test_other_files_follow_the_training_file(tmp_path):
     alone = TaggingTask({"dev": files["dev"]}, scheme="BIO", types=("PER", "ORG"))
     assert alone.head.labels[:5] == ("O", "B-PER", "I-PER", "E-PER", "S-PER")
     assert alone.eval_splits == ("dev",)
+    files = {"new": saved(tmp_path / "new.txt", "a DT\n"), "dev": files["wide"]}
+    task = tagging(tmp_path, "a DT B-PER\nb NN O\n", files=files)
+    assert (task.eval_splits, task.test_splits) == (("dev",), ("new",))
+    assert task.read("new")[0].tags is None
 
 
 def test_tags_that_continue_nothing_are_counted(tmp_path):

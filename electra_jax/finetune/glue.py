@@ -155,7 +155,8 @@ class GlueTask(SentenceTask):
         self._on_error = on_error
         self._log = log
         self.head = Head("classification" if layout.labels else "regression", layout.labels)
-        self.value_range = _SCORES
+        if not layout.labels:
+            self.value_range = _SCORES
         self.unordered = double_unordered and layout.unordered
         self.metrics = layout.metrics
         self.eval_splits: tuple[str, ...] = ("dev",)

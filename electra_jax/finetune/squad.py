@@ -514,9 +514,8 @@ def _possible(features: Arrays, outputs: Arrays, max_length: int) -> tuple[np.nd
     first, last = features["char_start"][rows, start], features["char_end"][rows, end]
     possible = (
         (first >= 0)
-        & (last > first)
+        & (last > first)  # so it does not end before it starts, or where there is no context
         & (features["max_context"][rows, start] == 1)
-        & (end >= start)
         & (end < start + max_length)
     )
     rows = np.broadcast_to(features["example"][:, None, None], possible.shape)
@@ -536,9 +535,8 @@ def _candidates(
     logits = np.where(can_start, outputs["start_logits"], -np.inf).astype(np.float64)
     start = np.argsort(-logits, axis=1, kind="stable")[:, :N_BEST]
     end = start[:, :, None] + np.arange(max_length)
+    end = np.minimum(end, length - 1)  # which is [SEP] or padding: no answer ends there
     rows = np.arange(len(start))[:, None]
-    # Ends beyond the row come before their start, where they are not possible.
-    end = np.where(end < length, end, 0)
     score = logits[rows, start][:, :, None] + outputs["end_logits"][rows[:, :, None], end]
     return np.broadcast_to(start[:, :, None], end.shape), end, score
 
