@@ -14,6 +14,7 @@ from electra_jax.finetune.objective import FineTuning
 from electra_jax.modeling import heads
 from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.modeling.heads import HeadConfig
+from electra_jax.objectives.mlm import context
 
 ENCODER = EncoderConfig(
     vocab_size=50,
@@ -60,6 +61,11 @@ def outputs(objective: FineTuning, params: dict, rows: dict) -> dict[str, np.nda
     return jax.device_get(jax.jit(objective.outputs)(params, rows))
 
 
+def hidden_states(objective: FineTuning, params: dict, rows: dict) -> np.ndarray:
+    rows = jax.tree.map(jnp.asarray, rows)
+    return np.asarray(objective.bind(params).hidden(rows["input_ids"], context(rows), None))
+
+
 def log_softmax(x: np.ndarray) -> np.ndarray:
     return x - special.logsumexp(x, axis=-1, keepdims=True)
 
@@ -68,9 +74,7 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 def test_classification_is_one_linear_layer_or_two(style):
     objective, params = network("classification", 3, style)
     rows = batch(4) | {"label": np.array([2, 0, 1, 0], np.int32)}
-    model = objective.bind(params)
-    context = heads.Context(rows["piece_ids"], rows["position_ids"], rows["token_type_ids"])
-    x = np.asarray(model.hidden(rows["input_ids"], context, None))[:, 0]
+    x = hidden_states(objective, params, rows)[:, 0]
     head = jax.device_get(params["head"])
     if style == "huggingface":
         x = x @ head["dense"]["kernel"] + head["dense"]["bias"]
@@ -82,7 +86,7 @@ def test_classification_is_one_linear_layer_or_two(style):
     np.testing.assert_allclose(found["loss"], [loss, 3], rtol=1e-5)
     right = (logits.argmax(axis=-1) == rows["label"])[:3].sum()
     np.testing.assert_array_equal(found["accuracy"], [right, 3])
-    assert objective.totals(rows, ())["loss"] == 3
+    assert objective.totals(jax.tree.map(jnp.asarray, rows), ())["loss"] == 3
 
 
 def test_multilabel_and_regression():
@@ -111,7 +115,7 @@ def test_tagging_counts_words():
     is_word = label >= 0
     loss = -log_softmax(logits)[is_word, label[is_word]].sum()
     np.testing.assert_allclose(sums(objective, params, rows)["loss"], [loss, 3], rtol=1e-5)
-    assert objective.totals(rows, ())["loss"] == 3
+    assert objective.totals(jax.tree.map(jnp.asarray, rows), ())["loss"] == 3
 
 
 def spans(rows: dict) -> dict[str, np.ndarray]:
@@ -131,9 +135,7 @@ def test_joint_span_head_equals_its_formula():
     """Spec 6.4, written out: ends given each start, answerability from the mean of the starts."""
     objective, params = network("qa")
     rows = spans(batch())
-    model = objective.bind(params)
-    context = heads.Context(rows["piece_ids"], rows["position_ids"], rows["token_type_ids"])
-    hidden = np.asarray(model.hidden(rows["input_ids"], context, None), np.float64)
+    hidden = hidden_states(objective, params, rows).astype(np.float64)
     head = jax.device_get(params["head"])
 
     def two_layers(layers, x):
