@@ -1,5 +1,6 @@
 """Generators that another run has trained."""
 
+import functools
 from pathlib import Path
 
 import jax
@@ -10,7 +11,6 @@ import tiny
 from electra_jax import parallel
 from electra_jax.checkpoint import Checkpoints
 from electra_jax.config import get_config
-from electra_jax.data import tokenizer as tokenizers
 from electra_jax.data.tokenizer import SPECIAL_TOKENS
 from electra_jax.data.wordpiece import WordPiece
 from electra_jax.errors import UserError
@@ -23,6 +23,7 @@ VOCABULARY = [*SPECIAL_TOKENS, *(f"word{i}" for i in range(tiny.VOCAB - 5))]
 TOKENIZER = WordPiece(VOCABULARY, **SETTINGS)
 
 
+@functools.cache
 def start(objective: Objective, seed: int) -> TrainState:
     mesh = parallel.make_mesh(get_config().parallel)
     return parallel.make_program(mesh, objective, tiny.optimizer(), seed).init()
@@ -51,10 +52,9 @@ def restored(run: Path) -> dict[str, np.ndarray]:
     [
         ("bert", tiny.objective("two_stage", "none", embedding_size=32)),
         ("bert", tiny.objective("two_stage", "gdes", embedding_size=32)),
-        ("electra", tiny.objective()),
         ("electra", tiny.objective("adversarial")),
     ],
-    ids=["own tables", "gdes", "shared tables", "with a baseline"],
+    ids=["own tables", "gdes", "shared tables and a baseline"],
 )
 def test_weights_go_where_the_generator_reads_them_and_nowhere_else(runs, name, objective):
     state = start(objective, seed=2)
@@ -74,7 +74,7 @@ def test_weights_go_where_the_generator_reads_them_and_nowhere_else(runs, name, 
 
 
 def test_another_size_is_refused(runs):
-    state = start(tiny.objective("two_stage", "gdes"), seed=2)
+    state = start(tiny.objective("adversarial"), seed=2)
     with pytest.raises(
         UserError, match=r"init_from .* does not fit: embeddings/norm/bias is \(32,"
     ):
@@ -95,10 +95,6 @@ def test_no_checkpoint_is_refused(tmp_path):
 def test_run_without_a_generator_is_refused(tmp_path):
     TOKENIZER.save(tmp_path / "tokenizer")
     with Checkpoints(tmp_path / "checkpoints", "hash", keep=1) as checkpoints:
-        checkpoints.save(3, start(tiny.objective("all_tokens_mlm"), seed=1), {}, {})
+        checkpoints.save(3, TrainState(np.int32(3), {"embeddings": np.zeros(2)}, {}), {}, {})
     with pytest.raises(UserError, match="has no generator"):
         generator_of(tmp_path, TOKENIZER)
-
-
-def test_tokenizer_of_these_runs_can_be_read(runs):
-    assert tokenizers.load(runs / "bert" / "tokenizer").hash == TOKENIZER.hash
