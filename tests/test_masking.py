@@ -379,7 +379,7 @@ def padded(logits: np.ndarray) -> np.ndarray:
     return np.pad(logits, (0, width - len(logits)), constant_values=PADDED_LOGIT)
 
 
-def draw(logits: np.ndarray, label: int, count: int, **options) -> np.ndarray:
+def draw(logits: np.ndarray, label: int, count: int, key=KEY, **options) -> np.ndarray:
     """Independent samples from one distribution."""
     shape = (256, 8)
     many = jnp.broadcast_to(jnp.float32(logits), (*shape, len(logits)))
@@ -393,7 +393,7 @@ def draw(logits: np.ndarray, label: int, count: int, **options) -> np.ndarray:
             keys,
         )
 
-    return np.ravel(repeat(jax.random.split(KEY, -(-count // (256 * 8)))))
+    return np.ravel(repeat(jax.random.split(key, -(-count // (256 * 8)))))
 
 
 @pytest.mark.parametrize(
@@ -437,7 +437,8 @@ def logits_of_a_bfloat16_network() -> np.ndarray:
 def test_a_million_samples_of_a_bfloat16_network_follow_its_float32_softmax(temperature):
     logits = logits_of_a_bfloat16_network()
     assert logits.dtype == np.float32
-    counts = np.bincount(draw(logits, 0, 1_000_000, temperature=temperature), minlength=200)
+    samples = draw(logits, 0, 1_000_000, jax.random.key(1), temperature=temperature)
+    counts = np.bincount(samples, minlength=200)
     odds = np.exp(logits[:200].astype(np.float64) / temperature)
     expected = odds / odds.sum() * counts.sum()
     assert expected.min() > 5

@@ -6,6 +6,7 @@
 import dataclasses
 import functools
 import math
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -410,6 +411,13 @@ def test_resuming_is_exact_and_nothing_is_compiled_after_step_one(kind):
 @functools.cache
 def trained(kind: str):
     return run(tiny.objective(kind, init_stddev=0.1), 5, warmup_steps=1)
+
+
+def test_names_of_all_metrics_are_in_the_contract():
+    text = (Path(__file__).parents[1] / "docs" / "design.md").read_text()
+    for kind in tiny.VARIANTS:
+        for line in trained(kind)[1]:
+            assert [name for name in line if f"`{name}`" not in text] == ["tokens"]
 
 
 TOPOLOGIES = {"sharded": ((2, 2, 2), "jit"), "pmapped": ((8, 1, 1), "pmap")}

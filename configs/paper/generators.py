@@ -17,12 +17,12 @@ from ml_collections import ConfigDict
 from electra_jax.config import get_config as default_config
 from electra_jax.recipes import read_argument, shrink
 
-WIDTHS = (768, 512, 256)
+GENERATORS = ("unigram", "uniform", "64", "128", "256", "512", "768")
 ROWS = (
     "768-256",
-    *(f"{width}-{other}" for width in WIDTHS for other in ("unigram", "uniform")),
-    *(f"{width}-{other}" for width in WIDTHS for other in (64, 128, 512, 768) if other <= width),
-    *(f"{width}-256" for width in WIDTHS[1:]),
+    *(f"768-{other}" for other in GENERATORS if other != "256"),
+    *(f"512-{other}" for other in GENERATORS[:-1]),
+    *(f"256-{other}" for other in GENERATORS[:-2]),
 )
 
 
