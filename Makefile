@@ -4,7 +4,7 @@ VENV ?= .venv
 PIP = $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 CONFIG ?= configs/tiny.py
 
-.PHONY: pretrain test test-slow soak test-newest lint format benchmark benchmark-data clean
+.PHONY: pretrain test test-slow test-paper soak test-newest lint format benchmark benchmark-data clean
 
 pretrain: $(VENV)/installed  ## set up, then pre-train CONFIG on this machine
 	$(VENV)/bin/python -m electra_jax.main --config=$(CONFIG)
@@ -17,6 +17,9 @@ test-slow: $(VENV)/installed  ## the tests that take minutes
 
 soak: $(VENV)/installed  ## a run killed 20 times and stopped 10 times, against one that is not
 	$(VENV)/bin/python tests/soak.py
+
+test-paper: $(VENV)/installed  ## every row of the paper's tables, 50 steps at a tiny size
+	$(VENV)/bin/python benchmarks/paper.py --steps=50
 
 # The tests on the newest releases that PYTHON can install, in an environment of their own.
 test-newest:

@@ -142,6 +142,67 @@ def test_killed_run_goes_on_as_if_nothing_had_happened(place, straight):
     tiny_run.assert_same_run(place / "killed", place / "straight", 20)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("killed_before", [12, 16])  # goes on from step 7 or 14
+def test_killed_run_begins_its_second_stage_at_the_same_step(place, killed_before):
+    flags = [
+        "--config.algorithm=two_stage",
+        "--config.generator.sharing=gdes",
+        "--config.generator.mle_steps=10",
+    ]
+    if not (place / "stages").exists():
+        straight = tiny_run.run(place, "stages", *flags)
+        assert straight.returncode == 0, straight.stderr
+        assert "compilations since" not in straight.stdout
+    rows = [row for row in read_metrics(place / "stages") if "train/loss" in row]
+    assert [row["step"] for row in rows if "train/rtd_loss" not in row] == list(range(1, 11))
+    workdir = f"stages{killed_before}"
+    killed = tiny_run.run(place, workdir, *flags, signals=f"{killed_before}:SIGKILL")
+    assert killed.returncode == -9, killed.stderr
+    resumed = tiny_run.run(place, workdir, *flags)
+    assert f"resuming at step {7 if killed_before < 14 else 14}" in resumed.stdout, resumed.stderr
+    tiny_run.assert_same_run(place / workdir, place / "stages", 20)
+
+
+@pytest.mark.slow
+def test_frozen_generator_of_another_run_stays_what_it_was(place, straight, monkeypatch, capfd):
+    """All of it, weight decay or not; and reconstruction metrics are those of the contract."""
+    flags = {
+        "objective": "all_tokens_mlm",
+        "loss.discriminator_weight": "1",
+        "optimizer.weight_decay": "0.5",
+        "generator.kind": "frozen",
+        "generator.sharing": "gdes",
+        "generator.init_from": "straight",
+    }
+    given = [f"--config.{name}={value}" for name, value in flags.items()]
+    assert run_here(monkeypatch, place, "frozen", *given) == 0, capfd.readouterr().err
+    source, made = tiny_run.arrays(place / "straight", 20), tiny_run.arrays(place / "frozen", 20)
+    kept = [name for name in made if name.startswith(("params/generator/", "params/embeddings/"))]
+    assert len(kept) > 10
+    for name in kept:
+        np.testing.assert_array_equal(made[name], source[name], err_msg=name)
+    moments = [name for name in made if "opt_state" in name and "/generator/" in name]
+    assert moments and not any(made[name].any() for name in moments)
+    names = {name for row in read_metrics(place / "frozen") for name in row if "/" in name}
+    measures = "loss mlm_loss mlm_accuracy sampled_mlm_accuracy reconstruction_loss"
+    measures += " reconstruction_accuracy copy_rate replaced_fraction"
+    assert names == {f"{part}/{name}" for part in ("train", "eval") for name in measures.split()}
+
+
+def test_unigram_generator_counts_the_store_that_it_corrupts(place, straight, monkeypatch, capfd):
+    made = []
+    original = train.make_objective
+    monkeypatch.setattr(train, "make_objective", lambda *x: made.append(original(*x)) or made[-1])
+    flags = ["--config.generator.kind=unigram", "--config.generator.width=0.25"]
+    flags += ["--config.num_train_steps=2"]
+    assert run_here(monkeypatch, place, "unigram", *flags) == 0, capfd.readouterr().err
+    store = open_store(next((place / "data").iterdir()))
+    assert made[0].frequencies == tuple(store.token_counts("train"))
+    names = {name for row in read_metrics(place / "unigram") for name in row}
+    assert "eval/rtd_auc" in names and "eval/mlm_loss" not in names
+
+
 def test_finished_run_has_nothing_to_do(place, straight, monkeypatch, capfd):
     before = tiny_run.snapshot(place)
     free = ["--config.log_every_steps=3", "--config.checkpoint.keep=1", "--config.data.prefetch=2"]
