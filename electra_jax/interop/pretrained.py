@@ -94,7 +94,8 @@ def load_tower(source: Source, part: str, with_head: bool) -> Params:
     wanted = part if with_head else "encoder"
     head = {} if with_head else head_names(network, part)
     tensors = {name: tensor for name, tensor in network.tensors.items() if name not in head}
-    like = huggingface.tower_structure(network.config, wanted)
+    output = tensors.get(f"{huggingface.PARTS[wanted].head.get('head/output')}.bias", np.zeros(0))
+    like = huggingface.tower_structure(network.config, wanted, output.size)
     try:
         return huggingface.from_huggingface(tensors, like, wanted)
     except UserError as error:
@@ -172,8 +173,8 @@ def load_networks(
     for tower, (source, part) in assigned(config, sources, structure).items():
         wanted = getattr(objective.model, tower)
         resize = config.init_resize.split(",")
-        check_sizes(source, part, tower, wanted, objective.model.discriminator is None, resize)
         check_vocabulary(source, tokenizer, resize)
+        check_sizes(source, part, tower, wanted, objective.model.discriminator is None, resize)
         params = load_tower(source, part, with_head=part == tower)
         own = {name: huggingface.one_tower(paths, tower)[name] for name in params}
         if "positions" in resize:
