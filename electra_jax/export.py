@@ -50,6 +50,7 @@ KINDS = {
     "tagging": ("tagger", None),
     "qa": ("qa", None),
 }
+FINE_TUNED = {part for part, _ in KINDS.values()}
 
 
 def export(
@@ -83,7 +84,8 @@ def export(
             f"{config.vocab_size:,} rows"
         )
     content = huggingface.to_config(config, part, tokenizer.pad_id) | {"dtype": dtype}
-    content |= label_fields(workdir, tower, problem)
+    if part in FINE_TUNED:
+        content |= label_fields(workdir, tower, problem)
     write(out, part, tower, content, tokenizer, dtype, card(workdir, run, part, step, dtype))
 
 
@@ -136,13 +138,13 @@ def label_fields(workdir: Path, tower: Params, problem: str | None) -> dict[str,
     """What `config.json` says about the outputs of a fine-tuned head."""
     path = workdir / "labels.json"
     fields = {"problem_type": problem} if problem else {}
-    if not path.is_file() or "output" not in tower.get("head", {}):
-        return fields | ({"num_labels": 1} if problem == "regression" else {})
+    num_outputs = tower["head"]["output"]["bias"].size
+    if not path.is_file():
+        return fields | {"num_labels": num_outputs}
     try:
         labels = json.loads(path.read_bytes())
     except ValueError as error:
         raise UserError(f"{path}: not readable as JSON: {error}") from error
-    num_outputs = tower["head"]["output"]["bias"].size
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise UserError(f"{path}: allowed: a list of names")
     if len(labels) != num_outputs:
