@@ -312,8 +312,9 @@ def test_a_configuration_of_another_size_is_refused_by_its_fields(tmp_path):
 def test_position_tables_are_cut_or_lengthened_on_request(length, tmp_path):
     _, params = random_params(recipe())
     config = recipe(**{"model.max_positions": length})
-    loaded, _ = load(config, save_both(tmp_path / "a", params), init_resize="positions")
+    loaded, log = load(config, save_both(tmp_path / "a", params), init_resize="positions")
     kept = min(24, length)
+    assert any(f"first {kept} rows" in line and f"{24 - kept} of the" in line for line in log)
     table = loaded.pop("embeddings/position")
     np.testing.assert_array_equal(table[:kept], params["embeddings"]["position"][:kept])
     assert len(table) == length

@@ -4,7 +4,7 @@ import struct
 from pathlib import Path
 
 import bundles
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -21,7 +21,7 @@ def tensors() -> dict[str, np.ndarray]:
         "scalar": np.array(4_000_000, np.int64),
         "empty": np.zeros((0, 3), np.float32),
         "half": np.arange(3, dtype=np.float16),
-        "brain": np.arange(3).astype(ml_dtypes.bfloat16),
+        "brain": np.arange(3).astype(jnp.bfloat16),
         "double": np.arange(3.0),
         "whole": np.arange(3, dtype=np.int32),
         "truth": np.array([True, False]),

@@ -95,12 +95,11 @@ def test_a_run_starts_from_exported_weights(place, straight, monkeypatch, capsys
     assert run_here(monkeypatch, place, "from_weights", *flags) == 0
     out = capsys.readouterr().out
     assert "  electra.embeddings.word_embeddings.weight -> embeddings/word\n" in out
-    assert "initialized: nothing\nfrom_weights: starting at step 0\n" in out.replace(
-        out[out.index("devices: ") : out.index("from_weights: starting")], ""
-    )
+    assert "initialized: nothing\n" in out
+    assert "from_weights: starting at step 0\n" in out
     found, expected = (read_metrics(place / run)[-1] for run in ("from_weights", "straight"))
     assert (found.pop("step"), expected.pop("step")) == (1, 20)
-    assert {name for name in found} == {name for name in expected}
+    assert found.keys() == expected.keys()
     np.testing.assert_allclose([*found.values()], [expected[name] for name in found], rtol=1e-5)
     # Going on needs no weights to start from.
     for part in ("discriminator", "generator"):
