@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from electra_jax import metrics
-from electra_jax.objectives.mlm import Sums
+from electra_jax.objectives.base import Sums
 
 HostBatch = dict[str, np.ndarray]
 

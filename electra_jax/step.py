@@ -17,7 +17,8 @@ from jaxtyping import Array, Float, Int
 from electra_jax.modeling.electra import Params
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.objectives import Objective
-from electra_jax.objectives.mlm import Batch, Sums, is_real
+from electra_jax.objectives.base import Batch, Sums
+from electra_jax.objectives.mlm import is_real
 from electra_jax.optimizer import OptimizerConfig, learning_rate, make_optimizer, only_trained
 
 

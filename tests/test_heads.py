@@ -196,6 +196,7 @@ def test_every_parameter_learns(kind, style):
         "tagging": np.broadcast_to(np.arange(LENGTH, dtype=np.int32) % 3, (3, LENGTH)),
     }
     rows = spans(batch()) | ({"label": labels[kind]} if kind in labels else {})
+    rows = jax.tree.map(jnp.asarray, rows)
 
     def loss(params):
         found = objective.sums(params, rows, (), jax.random.key(0), jax.random.key(1), False)

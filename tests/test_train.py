@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shutil
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import tiny_tfds
 from electra_jax import cli, main, parallel, pretrain, train
 from electra_jax.data import layout
 from electra_jax.data.store import open_store
+from electra_jax.export import export
 from electra_jax.interruption import Interruption
 from electra_jax.objectives import make_objective
 from electra_jax.optimizer import OptimizerConfig
@@ -79,6 +81,40 @@ def test_run_leaves_what_the_contract_says(place, straight):
     assert json.loads((run / "config.json").read_text())["data"]["vocab_size"] == 700
     assert json.loads((run / "facts.json").read_text())["devices"]["number"] == "1"
     assert "Replaced token detection AUC" in (run / "report.html").read_text()
+
+
+def test_a_run_starts_from_exported_weights(place, straight, monkeypatch, capsys):
+    """The first update has the rate 0, so the parameters after it are those of the source."""
+    for part in ("discriminator", "generator"):
+        export(place / "straight", place / part, part)
+    flags = [
+        "--config.num_train_steps=1",
+        "--config.data.vocab=generator/vocab.txt",
+        "--config.init_from=discriminator,generator",
+    ]
+    assert run_here(monkeypatch, place, "from_weights", *flags) == 0
+    out = capsys.readouterr().out
+    assert "  electra.embeddings.word_embeddings.weight -> embeddings/word\n" in out
+    assert "initialized: nothing\n" in out
+    assert "from_weights: starting at step 0\n" in out
+    found, expected = (read_metrics(place / run)[-1] for run in ("from_weights", "straight"))
+    assert (found.pop("step"), expected.pop("step")) == (1, 20)
+    assert found.keys() == expected.keys()
+    np.testing.assert_allclose([*found.values()], [expected[name] for name in found], rtol=1e-5)
+    # Going on needs no weights to start from.
+    for part in ("discriminator", "generator"):
+        shutil.rmtree(place / part)
+    shutil.copytree(place / "straight" / "tokenizer", place / "generator")
+    assert run_here(monkeypatch, place, "from_weights", *flags) == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_weights_that_do_not_fit_leave_nothing_behind(place, straight, monkeypatch, capsys):
+    flags = ["--config.init_from=straight", "--config.data.vocab=straight/tokenizer/vocab.txt"]
+    flags.append("--config.model.hidden_size=64")
+    assert run_here(monkeypatch, place, "bad", *flags) == 2
+    assert "hidden_size is 32 there and 64 here" in capsys.readouterr().err
+    assert not (place / "bad").exists()
 
 
 def test_metrics_have_the_names_of_the_contract(place, straight):

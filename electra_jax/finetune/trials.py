@@ -122,8 +122,8 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
     with Interruption() as interruption:
         for first in numbers[:: config.trials_at_once]:
             group = numbers[first : first + config.trials_at_once]
-            unfinished = [i for i in group if not (workdirs[i] / RESULTS).exists()]
-            if not unfinished:
+            is_done = all((workdirs[i] / RESULTS).exists() for i in group)
+            if is_done and config.resume == "same":
                 log_line(f"{workdirs[first]}: nothing to do, there is a {RESULTS}")
             elif len(group) == 1:
                 run_trial(trial_config(config, first), workdirs[first], work, interruption)

@@ -94,7 +94,8 @@ def load_tower(source: Source, part: str, with_head: bool) -> Params:
     wanted = part if with_head else "encoder"
     head = {} if with_head else head_names(network, part)
     tensors = {name: tensor for name, tensor in network.tensors.items() if name not in head}
-    like = huggingface.tower_structure(network.config, wanted)
+    output = tensors.get(f"{huggingface.PARTS[wanted].head.get('head/output')}.bias", np.zeros(0))
+    like = huggingface.tower_structure(network.config, wanted, output.size)
     try:
         return huggingface.from_huggingface(tensors, like, wanted)
     except UserError as error:
@@ -172,12 +173,12 @@ def load_networks(
     for tower, (source, part) in assigned(config, sources, structure).items():
         wanted = getattr(objective.model, tower)
         resize = config.init_resize.split(",")
-        check_sizes(source, part, tower, wanted, objective.model.discriminator is None, resize)
         check_vocabulary(source, tokenizer, resize)
+        check_sizes(source, part, tower, wanted, objective.model.discriminator is None, resize)
         params = load_tower(source, part, with_head=part == tower)
         own = {name: huggingface.one_tower(paths, tower)[name] for name in params}
         if "positions" in resize:
-            resize_positions(params, own, fresh)
+            resize_positions(params, own, source, fresh, log)
         if "vocabulary" in resize:
             resize_vocabulary(params, own, source, tokenizer, fresh, log)
         for path, value in zip(jax.tree.leaves(own), jax.tree.leaves(params), strict=True):
@@ -191,6 +192,8 @@ def load_networks(
         targets = {name: whole[path] for name, path in targets.items()}
         uses.append(Use(source, source.networks[part], targets))
     for source in sources:
+        if source.tokenizer is None:
+            log(f"warning: {source.location} has no vocabulary; only its size was compared")
         log(f"weights of {source.location}:")
         for line in table(source, uses):
             log(f"  {line}")
@@ -301,12 +304,23 @@ def check_vocabulary(source: Source, tokenizer: Tokenizer, resize: list[str]) ->
             )
 
 
-def resize_positions(params: Params, paths: Params, fresh: Callable[[str], np.ndarray]) -> None:
+def resize_positions(
+    params: Params,
+    paths: Params,
+    source: Source,
+    fresh: Callable[[str], np.ndarray],
+    log: Callable[[str], None],
+) -> None:
     """Cuts the position table, or lengthens it by initialized rows, in place."""
+    found = params["embeddings"]["position"]
     table = fresh(paths["embeddings"]["position"]).copy()
-    kept = min(len(table), len(params["embeddings"]["position"]))
-    table[:kept] = params["embeddings"]["position"][:kept]
+    kept = min(len(table), len(found))
+    table[:kept] = found[:kept]
     params["embeddings"]["position"] = table
+    log(
+        f"positions: the first {kept:,} rows are those of {source.location}, "
+        f"{len(table) - kept:,} are initialized, {len(found) - kept:,} of the source are left out"
+    )
 
 
 def resize_vocabulary(

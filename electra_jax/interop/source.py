@@ -9,12 +9,14 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from electra_jax.checkpoint import restore_params
+from electra_jax.config import num_heads
 from electra_jax.data import tokenizer as tokenizers
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
@@ -99,11 +101,10 @@ def _refuse(path: Path) -> None:
 
 def _read_run(path: Path) -> Source:
     _, params = restore_params(path / "checkpoints")
-    model = huggingface.read_json(path / "config.json").get("model", {})
-    rates = {name: model[name] for name in huggingface.RATES if name in model}
+    rates = rates_of(huggingface.read_json(path / "config.json"))
     networks = {}
     for part, tower in parts_of(params).items():
-        tensors = jax.device_get(huggingface.to_huggingface(tower, part))
+        tensors = huggingface.to_huggingface(tower, part)
         paths = huggingface.parameter_of(tower, part)
         origins = {name: f"{part}/{paths[name]}" for name in tensors}
         networks[part] = Network(config_of(tower, rates), tensors, origins)
@@ -121,6 +122,12 @@ def parts_of(params: Params) -> dict[str, Params]:
         for part in ("discriminator", "generator")
         if part in params
     }
+
+
+def rates_of(run: Mapping[str, Any]) -> dict[str, float]:
+    """What a run's configuration says of dropout and initial weights."""
+    model = run.get("model", {})
+    return {name: model[name] for name in huggingface.RATES if name in model}
 
 
 def config_of(params: Params, rates: Mapping[str, float]) -> EncoderConfig:
@@ -237,12 +244,12 @@ def _tensorflow_config(prefix: Path, tensors: Mapping[str, np.ndarray]) -> Encod
         tensors[name].shape for name in tables
     )
     hidden_size = tensors[query.format(0)].shape[1]
-    heads = max(1, hidden_size // 64)
-    if (prefix.parent / "config.json").is_file():
-        config = huggingface.read_json(prefix.parent / "config.json")
-        heads = config.get("num_attention_heads", heads)
-    if type(heads) is not int or heads < 1 or hidden_size % heads:
-        raise UserError(f"{prefix}.index: {heads!r} attention heads do not divide {hidden_size}")
+    heads = num_heads(hidden_size)
+    if not heads or hidden_size % heads:
+        raise UserError(
+            f"{prefix}.index: the width is {hidden_size}, which one attention head for every 64 "
+            "does not divide"
+        )
     return EncoderConfig(
         vocab_size=vocab_size,
         embedding_size=embedding_size,

@@ -7,6 +7,7 @@ The modules hold parameters; training code sees a plain nested dict of arrays an
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -244,5 +245,11 @@ def init(config: ElectraConfig, key: PRNGKey) -> tuple[nnx.GraphDef, Params]:
 
 def structure(config: ElectraConfig) -> tuple[nnx.GraphDef, Params]:
     """As `init`, with shapes in place of values: costs no memory at any size."""
+    graph, shapes = _structure(config)
+    return graph, jax.tree.map(lambda x: x, shapes)  # the caller's own
+
+
+@functools.cache
+def _structure(config: ElectraConfig) -> tuple[nnx.GraphDef, Params]:
     graph, state = nnx.split(nnx.eval_shape(lambda: Electra(config, nnx.Rngs(0))))
     return graph, nnx.to_pure_dict(state)
