@@ -30,6 +30,11 @@ SHOWN = {  # metric to its name on the console
     "rtd_recall": "recall",
     "replaced_fraction": "replaced",
     "reward": "reward",
+    "accuracy": "acc",
+    "f1": "f1",
+    "matthews": "matthews",
+    "spearman": "spearman",
+    "exact": "exact",
 }
 
 

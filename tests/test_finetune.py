@@ -164,7 +164,7 @@ def table_config(place: Path, **changes) -> ConfigDict:
     for split in ("train", "dev", "test"):
         config.data[split] = str(place / f"{split}.csv")
     config.model.update(dropout=0.0, attention_dropout=0.0)
-    config.optimizer.learning_rate = 1e-2
+    config.optimizer.update(learning_rate=3e-3, layerwise_decay=1.0)
     config.batch_size = 16
     config.num_train_epochs = 4.0
     with config.unlocked():
@@ -173,7 +173,7 @@ def table_config(place: Path, **changes) -> ConfigDict:
 
 
 def test_run_scores_predicts_and_leaves_what_is_needed(place):
-    config = table_config(place)
+    config = table_config(place, num_train_epochs=12.0)
     trials.finetune(config, place / "table")
     files = {path.name for path in (place / "table").iterdir()}
     assert files >= {"config.json", "tokenizer", "checkpoints", "metrics.jsonl", "report.html"}
@@ -211,7 +211,8 @@ def test_trials_have_a_median_and_those_at_once_are_the_same(place, capsys):
     scores = [trial["scores"]["dev"]["accuracy"] for trial in summary["trials"]]
     assert [trial["seed"] for trial in summary["trials"]] == [0, 1, 2]
     assert summary["scores"]["dev"]["accuracy"]["median"] == pytest.approx(np.median(scores))
-    chance = max(9, 8) / 17
+    gold = (place / "dev.csv").read_text()
+    chance = max(gold.count(",file"), gold.count(",number")) / 17
     flagged = ["failed" in trial for trial in summary["trials"]]
     assert flagged == [score <= chance for score in scores]
     capsys.readouterr()
@@ -226,7 +227,6 @@ def test_best_checkpoint_predicts_and_patience_ends_the_training(place):
             "checkpoint.keep_best": True,
             "patience": 2,
             "num_train_epochs": 50.0,
-            "optimizer.learning_rate": 3e-2,
         },
     )
     trials.finetune(config, place / "patient")
@@ -267,13 +267,13 @@ def test_from_eight_devices_to_one_and_back(place):
     found = main(place, 1, *flags)
     assert found.returncode == 0, found.stderr
     first = json.loads((place / "squad" / "results.json").read_text())["scores"]["dev"]
-    answers = json.loads((place / "squad" / "predictions" / "dev" / "predictions.json").read_text())
+    answers = json.loads((place / "squad" / "predictions" / "dev.predictions.json").read_text())
     assert list(answers) == [f"q{i}" for i in range(16)]
     again = main(place, 8, *flags, "--config.num_train_epochs=20", "--config.resume=changed")
     assert again.returncode == 0, again.stderr
     assert "resuming at step" in again.stdout
     second = json.loads((place / "squad" / "results.json").read_text())["scores"]["dev"]
-    assert second["f1"] > first["f1"]
+    assert second["f1"] == 100 >= first["f1"] > 0
 
 
 def test_stopped_and_resumed_is_the_same(place):
@@ -295,7 +295,7 @@ def test_stopped_and_resumed_is_the_same(place):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trials.FeatureRows, "batch", batch)
-        with pytest.raises(Exception, match=""):
+        with pytest.raises(StopError):
             trials.finetune(config, place / "stopped")
     assert not (place / "stopped" / "results.json").exists()
     trials.finetune(config, place / "stopped")
@@ -376,7 +376,7 @@ def test_sizes_of_the_head_follow_the_task(place):
     task = trials.make_task(config)
     encoder = dataclasses.replace(ENCODER, max_positions=32)
     config = trials.complete(config, task, encoder, 96)
-    assert (config.eval_every_steps, config.optimizer.layerwise_decay) == (6, 0.8)
+    assert (config.eval_every_steps, config.optimizer.learning_rate) == (6, 3e-3)
     objective = trials.make_objective(config, task)
     shapes = tiny.flat(jax.tree.map(lambda x: np.zeros(x.shape), objective.structure()))
     assert shapes["head/output/kernel"].shape == (16, 2)
