@@ -87,8 +87,11 @@ def parse(values: flags.FlagValues, doc: str) -> flags.FlagValues:
 def parse_arguments(values: flags.FlagValues, doc: str, names: Sequence[str]) -> list[str]:
     """As `parse`, for a command that has arguments without a flag, too.
 
+    Args:
+      names: what messages call these arguments. More may come where the last ends in `...`.
+
     Returns:
-      These arguments, as many as there are `names`, by which messages call them.
+      These arguments, as many as there are names.
     """
     if {"--help", "-help", "-h"} & set(sys.argv[1:]):
         print(doc, values.get_help(), sep="\n")
@@ -103,7 +106,7 @@ def parse_arguments(values: flags.FlagValues, doc: str, names: Sequence[str]) ->
         raise UserError(error) from error
     if len(found) < len(names):
         raise UserError(f"{names[len(found)]} is missing; give {' '.join(names)}")
-    if found[len(names) :]:
+    if found[len(names) :] and not (names and names[-1].endswith("...")):
         raise UserError(f"unexpected argument {found[len(names)]!r}; flags look like --name=value")
     return found
 

@@ -21,7 +21,6 @@ from electra_jax.objectives.base import Batch, Sums
 from electra_jax.objectives.mlm import is_real
 from electra_jax.optimizer import OptimizerConfig, learning_rate, make_optimizer, only_trained
 
-
 Seed = int | UInt32[Array, ""]  # the latter where several are vectorised over
 
 
