@@ -427,6 +427,7 @@ def config_json(**changes) -> Callable[[Path], None]:
 
 def shards(**weight_map) -> Callable[[Path], None]:
     def apply(directory: Path) -> None:
+        shutil.copy(directory / "model.safetensors", directory.parent / "part.safetensors")
         (directory / "model.safetensors").rename(directory / "part.safetensors")
         index = {"weight_map": weight_map}
         (directory / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -452,6 +453,10 @@ DAMAGE = {
     "another width": (
         config_json(intermediate_size=32),
         r"layer.0.intermediate.dense.weight is \(256, 64\), the model's is \(32, 64\)",
+    ),
+    "two billion tokens": (
+        config_json(vocab_size=2**31 - 1),
+        r"word_embeddings.weight is \(31, 16\), the model's is \(2147483647, 16\)",
     ),
     "heads": (config_json(num_attention_heads=5), "allowed: heads that divide the hidden size"),
     "another activation": (config_json(hidden_act="gelu_new"), "hidden_act is 'gelu_new'; allowed"),

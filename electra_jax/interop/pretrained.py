@@ -111,8 +111,9 @@ def head_names(network: Network, part: str) -> set[str]:
 def check_height(source: Source) -> None:
     """Raises UserError where a word table has not one row for each token of the vocabulary."""
     for part, network in source.networks.items():
-        height = network.config.vocab_size
-        if source.tokenizer and source.tokenizer.vocab_size != height:
+        word = network.tensors.get(huggingface.WORD_TABLE)
+        height = None if word is None else len(word)
+        if source.tokenizer and height not in (None, source.tokenizer.vocab_size):
             raise UserError(
                 f"{source.location}: the vocabulary has {source.tokenizer.vocab_size:,} tokens, "
                 f"but the word table of the {part} has {height:,} rows"
