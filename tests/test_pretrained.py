@@ -414,11 +414,14 @@ def pickle(directory: Path) -> None:
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
 
 
-def integers(directory: Path) -> None:
-    tensors = load_file(directory / "model.safetensors")
-    name = "electra.embeddings.LayerNorm.weight"
-    tensors[name] = tensors[name].astype(np.int32)
-    save_file(tensors, directory / "model.safetensors")
+def numbers(dtype: str) -> Callable[[Path], None]:
+    def apply(directory: Path) -> None:
+        tensors = load_file(directory / "model.safetensors")
+        name = "electra.embeddings.LayerNorm.weight"
+        tensors[name] = tensors[name].astype(dtype)
+        save_file(tensors, directory / "model.safetensors")
+
+    return apply
 
 
 def config_json(**changes) -> Callable[[Path], None]:
@@ -444,7 +447,8 @@ DAMAGE = {
         drop("electra.embeddings_project.bias"),
         "electra.embeddings_project.bias is missing",
     ),
-    "integers": (integers, "LayerNorm.weight holds int32"),
+    "integers": (numbers("int32"), "LayerNorm.weight holds int32; allowed: float32"),
+    "more than float32": (numbers("float64"), "LayerNorm.weight holds float64; allowed: float32"),
     "a file that is cut off": (cut_off, "model.safetensors: not readable as safetensors"),
     "an empty file": (empty, "model.safetensors: not readable as safetensors"),
     "a pickle": (pickle, "pytorch_model.bin: weights are read from safetensors"),

@@ -203,7 +203,7 @@ def from_huggingface(tensors: Mapping[str, Array | np.ndarray], like: Params, pa
     """Our float32 parameters from Hugging Face's tensors.
 
     Args:
-      tensors: by name, of any floating type; those of the part alone.
+      tensors: by name, those of the part alone; of any floating type that float32 holds.
       like: `{"embeddings", "encoder", "head"}` or their shapes; says which tensors there must be,
         and how large.
       part: a key of `PARTS`.
@@ -224,8 +224,8 @@ def from_huggingface(tensors: Mapping[str, Array | np.ndarray], like: Params, pa
                 problems.append(f"{name} is not tied to {WORD_TABLE}")
         elif name not in expected:
             problems.append(f"{name} is not known")
-        elif not jnp.issubdtype(x.dtype, jnp.floating):
-            problems.append(f"{name} holds {x.dtype}, not floating-point numbers")
+        elif not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize > 4:
+            problems.append(f"{name} holds {x.dtype}; allowed: float32 and smaller floating types")
     if problems:
         raise UserError(f"the weights do not fit the model: {'; '.join(problems)}")
     params = jax.tree.map(lambda x: np.empty(x.shape, np.float32), like)
