@@ -424,6 +424,12 @@ def numbers(dtype: str) -> Callable[[Path], None]:
     return apply
 
 
+def not_finite(directory: Path) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    tensors["electra.embeddings_project.bias"][7] = np.nan
+    save_file(tensors, directory / "model.safetensors")
+
+
 def config_json(**changes) -> Callable[[Path], None]:
     return lambda directory: change_json(directory / "config.json", **changes)
 
@@ -448,6 +454,7 @@ DAMAGE = {
         "electra.embeddings_project.bias is missing",
     ),
     "integers": (numbers("int32"), "LayerNorm.weight holds int32; allowed: float32"),
+    "not a number": (not_finite, "embeddings_project.bias holds numbers that are not finite"),
     "more than float32": (numbers("float64"), "LayerNorm.weight holds float64; allowed: float32"),
     "a file that is cut off": (cut_off, "model.safetensors: not readable as safetensors"),
     "an empty file": (empty, "model.safetensors: not readable as safetensors"),
