@@ -50,7 +50,7 @@ def make_state(abstract: TrainState, seed: int = 0) -> TrainState:
     return jax.tree.map(make, abstract)
 
 
-def assert_same(found: TrainState, expected: TrainState) -> None:
+def assert_same(found: TrainState | dict, expected: TrainState | dict) -> None:
     found, expected = tiny.flat(found), tiny.flat(expected)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -101,6 +101,28 @@ def test_saving_goes_on_while_the_state_is_overwritten(tmp_path):
         jax.block_until_ready(state)
     with Checkpoints(tmp_path, "hash", keep=1) as checkpoints:
         assert_same(checkpoints.restore_newest(abstract, print).state, expected)
+
+
+def test_parameters_alone_come_back_on_the_host(tmp_path):
+    states = {step: make_state(abstract_state("2 data x 4 fsdp"), seed=step) for step in (3, 12)}
+    with Checkpoints(tmp_path, "hash", keep=2) as checkpoints:
+        for step, state in states.items():
+            checkpoints.save(step, state, {}, {})
+    for wanted, step in ((None, 12), (3, 3), (12, 12)):
+        found_step, params = restore_params(tmp_path, wanted)
+        assert found_step == step
+        assert {type(x) for x in jax.tree.leaves(params)} == {np.ndarray}
+        assert_same(params, states[step].params)
+
+
+def test_parameters_that_cannot_be_had(tmp_path):
+    with pytest.raises(UserError, match=r"there is no checkpoint$"):
+        restore_params(tmp_path)
+    (tmp_path / "7").mkdir()
+    with pytest.raises(UserError, match="there is no checkpoint of step 3; there are 7"):
+        restore_params(tmp_path, 3)
+    with pytest.raises(UserError, match=f"{tmp_path / '7'} cannot be read: "):
+        restore_params(tmp_path)
 
 
 def test_newest_are_kept(tmp_path):

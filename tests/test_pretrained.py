@@ -414,10 +414,19 @@ def pickle(directory: Path) -> None:
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
 
 
-def integers(directory: Path) -> None:
+def numbers(dtype: str) -> Callable[[Path], None]:
+    def apply(directory: Path) -> None:
+        tensors = load_file(directory / "model.safetensors")
+        name = "electra.embeddings.LayerNorm.weight"
+        tensors[name] = tensors[name].astype(dtype)
+        save_file(tensors, directory / "model.safetensors")
+
+    return apply
+
+
+def not_finite(directory: Path) -> None:
     tensors = load_file(directory / "model.safetensors")
-    name = "electra.embeddings.LayerNorm.weight"
-    tensors[name] = tensors[name].astype(np.int32)
+    tensors["electra.embeddings_project.bias"][7] = np.nan
     save_file(tensors, directory / "model.safetensors")
 
 
@@ -427,6 +436,7 @@ def config_json(**changes) -> Callable[[Path], None]:
 
 def shards(**weight_map) -> Callable[[Path], None]:
     def apply(directory: Path) -> None:
+        shutil.copy(directory / "model.safetensors", directory.parent / "part.safetensors")
         (directory / "model.safetensors").rename(directory / "part.safetensors")
         index = {"weight_map": weight_map}
         (directory / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -443,7 +453,9 @@ DAMAGE = {
         drop("electra.embeddings_project.bias"),
         "electra.embeddings_project.bias is missing",
     ),
-    "integers": (integers, "LayerNorm.weight holds int32"),
+    "integers": (numbers("int32"), "LayerNorm.weight holds int32; allowed: float32"),
+    "not a number": (not_finite, "embeddings_project.bias holds numbers that are not finite"),
+    "more than float32": (numbers("float64"), "LayerNorm.weight holds float64; allowed: float32"),
     "a file that is cut off": (cut_off, "model.safetensors: not readable as safetensors"),
     "an empty file": (empty, "model.safetensors: not readable as safetensors"),
     "a pickle": (pickle, "pytorch_model.bin: weights are read from safetensors"),
@@ -452,6 +464,10 @@ DAMAGE = {
     "another width": (
         config_json(intermediate_size=32),
         r"layer.0.intermediate.dense.weight is \(256, 64\), the model's is \(32, 64\)",
+    ),
+    "two billion tokens": (
+        config_json(vocab_size=2**31 - 1),
+        r"word_embeddings.weight is \(31, 16\), the model's is \(2147483647, 16\)",
     ),
     "heads": (config_json(num_attention_heads=5), "allowed: heads that divide the hidden size"),
     "another activation": (config_json(hidden_act="gelu_new"), "hidden_act is 'gelu_new'; allowed"),

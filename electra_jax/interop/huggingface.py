@@ -203,7 +203,7 @@ def from_huggingface(tensors: Mapping[str, Array | np.ndarray], like: Params, pa
     """Our float32 parameters from Hugging Face's tensors.
 
     Args:
-      tensors: by name, of any floating type; those of the part alone.
+      tensors: by name, those of the part alone; of any floating type that float32 holds.
       like: `{"embeddings", "encoder", "head"}` or their shapes; says which tensors there must be,
         and how large.
       part: a key of `PARTS`.
@@ -212,7 +212,8 @@ def from_huggingface(tensors: Mapping[str, Array | np.ndarray], like: Params, pa
       Parameters in the layout of `like`, on the host.
 
     Raises:
-      UserError: names the tensors that are missing, unknown, of another shape or not tied.
+      UserError: names the tensors that are missing, unknown, of another shape or type, not tied or
+        not finite.
     """
     expected = jax.eval_shape(lambda params: to_huggingface(params, part), like)
     problems = [f"{name} is missing" for name in expected if name not in tensors]
@@ -224,8 +225,10 @@ def from_huggingface(tensors: Mapping[str, Array | np.ndarray], like: Params, pa
                 problems.append(f"{name} is not tied to {WORD_TABLE}")
         elif name not in expected:
             problems.append(f"{name} is not known")
-        elif not jnp.issubdtype(x.dtype, jnp.floating):
-            problems.append(f"{name} holds {x.dtype}, not floating-point numbers")
+        elif not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize > 4:
+            problems.append(f"{name} holds {x.dtype}; allowed: float32 and smaller floating types")
+        elif not np.isfinite(x).all():
+            problems.append(f"{name} holds numbers that are not finite")
     if problems:
         raise UserError(f"the weights do not fit the model: {'; '.join(problems)}")
     params = jax.tree.map(lambda x: np.empty(x.shape, np.float32), like)

@@ -62,7 +62,6 @@ class Pretrained:
 class Use:
     """A network of a source, and for each of its tensors that is used, the path of ours."""
 
-    source: Source
     network: Network
     targets: dict[str, str]
 
@@ -84,7 +83,7 @@ def load_encoder(location: str) -> Pretrained:
     part = next(part for part in (*TOWERS, *source.networks) if part in source.networks)
     network = source.networks[part]
     params = load_tower(source, part, with_head=False)
-    use = Use(source, network, huggingface.parameter_of(params, "encoder"))
+    use = Use(network, huggingface.parameter_of(params, "encoder"))
     return Pretrained(network.config, params, source.tokenizer, [*table(source, [use])])
 
 
@@ -94,8 +93,9 @@ def load_tower(source: Source, part: str, with_head: bool) -> Params:
     wanted = part if with_head else "encoder"
     head = {} if with_head else head_names(network, part)
     tensors = {name: tensor for name, tensor in network.tensors.items() if name not in head}
-    output = tensors.get(f"{huggingface.PARTS[wanted].head.get('head/output')}.bias", np.zeros(0))
-    like = huggingface.tower_structure(network.config, wanted, output.size)
+    output = huggingface.PARTS[wanted].head.get("head/output", "")
+    num_outputs = tensors.get(f"{output}.bias", np.zeros(0)).size
+    like = huggingface.tower_structure(network.config, wanted, num_outputs)
     try:
         return huggingface.from_huggingface(tensors, like, wanted)
     except UserError as error:
@@ -111,8 +111,9 @@ def head_names(network: Network, part: str) -> set[str]:
 def check_height(source: Source) -> None:
     """Raises UserError where a word table has not one row for each token of the vocabulary."""
     for part, network in source.networks.items():
-        height = network.config.vocab_size
-        if source.tokenizer and source.tokenizer.vocab_size != height:
+        word = network.tensors.get(huggingface.WORD_TABLE)
+        height = None if word is None else len(word)
+        if source.tokenizer and height not in (None, source.tokenizer.vocab_size):
             raise UserError(
                 f"{source.location}: the vocabulary has {source.tokenizer.vocab_size:,} tokens, "
                 f"but the word table of the {part} has {height:,} rows"
@@ -190,7 +191,7 @@ def load_networks(
         targets = huggingface.parameter_of(params, part if "head" in params else "encoder")
         whole = {path_name(path): name for path, name in jax.tree.leaves_with_path(own)}
         targets = {name: whole[path] for name, path in targets.items()}
-        uses.append(Use(source, source.networks[part], targets))
+        uses.append(Use(source.networks[part], targets))
     for source in sources:
         if source.tokenizer is None:
             log(f"warning: {source.location} has no vocabulary; only its size was compared")

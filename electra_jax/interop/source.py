@@ -82,18 +82,18 @@ def read_source(location: str) -> Source:
         return _read_tensorflow(path)
     if path.is_dir() and any(path.glob("*.index")):
         return _read_tensorflow(_only_checkpoint(path))
-    _refuse(path)
+    raise _nothing_to_read(path)
 
 
-def _refuse(path: Path) -> None:
+def _nothing_to_read(path: Path) -> UserError:
     files = [path] if path.is_file() else sorted(path.glob("*")) if path.is_dir() else []
     for file in files:
         if file.suffix in PICKLES:
-            raise UserError(
+            return UserError(
                 f"{file}: weights are read from safetensors, not from files that can run code; "
                 f"save the model as {WEIGHTS}"
             )
-    raise UserError(
+    return UserError(
         f"{path}: there are no weights; allowed: a run directory, a Hugging Face directory with "
         f"{WEIGHTS}, or a TensorFlow checkpoint"
     )
