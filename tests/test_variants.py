@@ -19,13 +19,15 @@ from test_objectives import SAMPLES, init, mask, sums
 
 from electra_jax import masking, metrics, parallel
 from electra_jax.config import get_config, model_config
+from electra_jax.data import tokenizer
 from electra_jax.masking import Masked
 from electra_jax.modeling.electra import PADDED_LOGIT, structure, tower_embeddings
 from electra_jax.objectives import Objective, make_objective
 from electra_jax.objectives.adversarial import policy_sums
 from electra_jax.objectives.corruption import frequency_logits
-from electra_jax.objectives.mlm import context
+from electra_jax.objectives.mlm import MaskedLanguageModel, context
 from electra_jax.objectives.reconstruction import copy_sums
+from electra_jax.optimizer import only_trained
 from electra_jax.progress import compilations
 from electra_jax.schedules import Ramp, at
 from electra_jax.step import TrainState, init_state
@@ -257,8 +259,6 @@ def test_all_tokens_mlm_in_parts_is_that_of_all_at_once():
 
 def test_uniform_is_unigram_on_a_flat_corpus():
     lines = ["tokens start words", "words start with tokens"] * 5
-    from electra_jax.data import tokenizer
-
     settings = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
     trained = tokenizer.train("wordpiece", lines, 100, **settings)
     config = get_config()
@@ -369,8 +369,6 @@ def test_two_stages_without_a_first_one_have_a_frozen_random_generator():
     config.model.update(hidden_size=32, num_layers=1, embedding_size=8, max_positions=32)
     config.generator.update(sharing="gdes", width=1.0)
     config.algorithm = "two_stage"
-    from electra_jax.data import tokenizer
-
     settings = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
     trained = tokenizer.train("wordpiece", ["tokens start words"] * 5, 100, **settings)
     two_stage = make_objective(config, trained)
@@ -386,6 +384,26 @@ def test_two_stages_without_a_first_one_have_a_frozen_random_generator():
     assert not with_moments(states[3]) & of_generator
     assert history[0]["loss"] == pytest.approx(50 * history[0]["rtd_loss"], rel=1e-6)
     assert objective.loss_terms == {"rtd_loss": 50.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenEncoder(MaskedLanguageModel):
+    """Of parameters that have gradients, some do not train."""
+
+    def is_trained(self, name, step):
+        return "/encoder/" not in name
+
+
+def test_frozen_parameters_stay_even_where_they_have_gradients():
+    usual = tiny.objective("mlm", init_stddev=0.1)
+    objective = FrozenEncoder(usual.model, usual.masking)
+    frozen = {name for name in tiny.flat(objective.structure()) if "/encoder/" in name}
+    states, _ = run(objective, 3, warmup_steps=1, weight_decay=0.5)
+    assert moved(states[0], states[3]) == tiny.flat(states[0].params).keys() - frozen
+    assert with_moments(states[3]) == tiny.flat(states[0].params).keys() - frozen
+    ones = jax.tree.map(jnp.ones_like, states[0].params)
+    kept = only_trained(ones, functools.partial(objective.is_trained, step=None))
+    assert {name for name, x in tiny.flat(kept).items() if not x.any()} == frozen
 
 
 @pytest.mark.parametrize(

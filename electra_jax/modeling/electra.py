@@ -42,7 +42,7 @@ class ElectraConfig:
       sharing: `embeddings` (one set of tables for both), `none` (the generator has tables of its
         own width), `all` (one tower plays both roles, only the heads differ; spec 2.2) or `gdes`
         (the discriminator reads the generator's tables plus residual ones, zero at first, and its
-        gradients reach the latter alone; He et al., DeBERTaV3, ICLR 2023, section 3.3).
+        gradients reach the latter alone; He et al., DeBERTaV3, ICLR 2023).
       discriminator_head: `replaced_token`, `masked_lm`, or `copy`: the latter with a copy gate.
       baseline: the generator has an output that predicts how well its samples will do.
     """
