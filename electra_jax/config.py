@@ -291,6 +291,11 @@ def clashes(config: ConfigDict) -> Iterator[str]:
                 f"config.model.num_layers = {model.num_layers}; allowed: at least 1 layer"
             )
     yield from training_clashes(config)
+    if config.init_from and generator.sharing == "gdes":
+        yield (
+            "config.init_from does not go with config.generator.sharing = 'gdes', where the "
+            "discriminator's embeddings are differences; leave one of them out"
+        )
     if config.masking.mask_token_share + config.masking.random_token_share > 1:
         yield (
             "config.masking.mask_token_share and config.masking.random_token_share are "

@@ -85,7 +85,7 @@ def export(
         )
     content = huggingface.to_config(config, part, tokenizer.pad_id) | {"dtype": dtype}
     if part in FINE_TUNED:
-        content |= label_fields(workdir, tower, problem)
+        content |= label_fields(workdir, run, tower, problem)
     write(out, part, tower, content, tokenizer, dtype, card(workdir, run, part, step, dtype))
 
 
@@ -114,11 +114,16 @@ def chosen(
 
 def head_kind(workdir: Path, run: Mapping[str, Any]) -> str:
     """What the fine-tuned head of a run is for: a key of `KINDS`."""
-    kind = run.get("finetune", {}).get("kind")
+    data = run.get("data", {})
+    kinds = {
+        "glue": "classification" if data.get("labels") else "regression",
+        "table": data.get("target"),
+        "squad": "qa",
+        "tagging": "tagging",
+    }
+    kind = kinds.get(data.get("kind"))
     if kind not in KINDS:
-        raise UserError(
-            f"{workdir / 'config.json'}: finetune.kind is {kind!r}; allowed: {', '.join(KINDS)}"
-        )
+        raise UserError(f"{workdir / 'config.json'}: data.kind is {data.get('kind')!r}, not known")
     return kind
 
 
@@ -129,26 +134,25 @@ def check_head(head: Params, part: str) -> None:
         raise UserError(
             f"the head has the layers {', '.join(head)}, but Hugging Face's "
             f"{PARTS[part].architecture} has {', '.join(sorted(expected))}, which computes "
-            "something else; fine-tune with --config.finetune.head=huggingface to export it, or "
+            "something else; fine-tune with --config.head=huggingface to export it, or "
             "export --part=encoder"
         )
 
 
-def label_fields(workdir: Path, tower: Params, problem: str | None) -> dict[str, Any]:
+def label_fields(
+    workdir: Path, run: Mapping[str, Any], tower: Params, problem: str | None
+) -> dict[str, Any]:
     """What `config.json` says about the outputs of a fine-tuned head."""
-    path = workdir / "labels.json"
+    labels = run["data"].get("labels") or []
     fields = {"problem_type": problem} if problem else {}
     num_outputs = tower["head"]["output"]["bias"].size
-    if not path.is_file():
+    if not labels:
         return fields | {"num_labels": num_outputs}
-    try:
-        labels = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise UserError(f"{path}: not readable as JSON: {error}") from error
-    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-        raise UserError(f"{path}: allowed: a list of names")
     if len(labels) != num_outputs:
-        raise UserError(f"{path}: has {len(labels)} names, but the head has {num_outputs} outputs")
+        raise UserError(
+            f"{workdir / 'config.json'}: data.labels has {len(labels)} names, but the head has "
+            f"{num_outputs} outputs"
+        )
     return fields | {
         "id2label": {str(i): label for i, label in enumerate(labels)},
         "label2id": {label: i for i, label in enumerate(labels)},

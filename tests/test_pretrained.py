@@ -555,3 +555,15 @@ def test_the_first_loss_is_that_of_the_source_and_all_else_is_fresh(tmp_path):
     assert losses["mlm_loss"][1] > 0
     for name in ("mlm_loss", "rtd_loss"):
         np.testing.assert_array_equal(losses[name], expected[name])
+
+
+@pytest.mark.parametrize("kind", ["replace_mlm", "all_tokens_mlm"])
+def test_networks_that_predict_words_are_encoders_to_others(kind, tmp_path):
+    """What stands on the main network of these objectives is no part that there is elsewhere."""
+    config = recipe(objective=kind)
+    _, params = random_params(config)
+    found = load_encoder(save_run(tmp_path / "run", config, params))
+    expected = tiny.flat(params["discriminator"]["encoder"])
+    for name, value in tiny.flat(found.params["encoder"]).items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    assert any(line.startswith("discriminator/head/") for line in found.table)

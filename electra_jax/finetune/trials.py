@@ -167,7 +167,7 @@ def make_task(config: ConfigDict) -> Task:
             log=log_line,
         )
     if data.kind == "tagging":
-        types = {label.partition("-")[2] or label for label in data.labels} - {"O"}
+        types = {x if data.scheme == "plain" else x.partition("-")[2] for x in data.labels} - {""}
         return TaggingTask(
             files,
             scheme=data.scheme or None,

@@ -80,7 +80,7 @@ def load_encoder(location: str) -> Pretrained:
     if source.tokenizer is None:
         raise UserError(f"{location}: there is no vocabulary beside the weights")
     check_height(source)
-    part = next(part for part in (*TOWERS, *source.networks) if part in source.networks)
+    part = next(x for x in ("discriminator", "encoder", "generator") if x in source.networks)
     network = source.networks[part]
     params = load_tower(source, part, with_head=False)
     use = Use(network, huggingface.parameter_of(params, "encoder"))

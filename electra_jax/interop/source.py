@@ -108,20 +108,30 @@ def _read_run(path: Path) -> Source:
         paths = huggingface.parameter_of(tower, part)
         origins = {name: f"{part}/{paths[name]}" for name in tensors}
         networks[part] = Network(config_of(tower, rates), tensors, origins)
-    head = jax.tree.leaves_with_path(params.get("head", {}))
-    left_out = {f"head/{path_name(path)}": "a fine-tuned head" for path, _ in head}
+    left_out = {}
+    if "encoder" in networks:
+        own = params if "encoder" in params else params["discriminator"]
+        prefix = "" if own is params else "discriminator/"
+        left_out = {
+            f"{prefix}head/{path_name(path)}": "a head of another kind"
+            for path, _ in jax.tree.leaves_with_path(own["head"])
+        }
     return Source(str(path), networks, left_out, tokenizers.load(path / "tokenizer"))
 
 
 def parts_of(params: Params) -> dict[str, Params]:
-    """The towers in the parameters of a run, by part; of a fine-tuned one, its encoder."""
+    """The towers in the parameters of a run, by part; without a head that no part has."""
     if "encoder" in params:
         return {"encoder": {name: params[name] for name in ("embeddings", "encoder")}}
-    return {
-        part: huggingface.one_tower(params, part)
-        for part in ("discriminator", "generator")
-        if part in params
-    }
+    towers = {}
+    for part in ("discriminator", "generator"):
+        if part in params:
+            tower = huggingface.one_tower(params, part)
+            if part == "discriminator" and {*tower["head"]} != {"dense", "output"}:
+                del tower["head"]  # it predicts words: `replace_mlm`, `all_tokens_mlm`
+                part = "encoder"
+            towers[part] = tower
+    return towers
 
 
 def rates_of(run: Mapping[str, Any]) -> dict[str, float]:
