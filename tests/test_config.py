@@ -6,11 +6,22 @@ import pytest
 from ml_collections import ConfigDict
 
 import electra_jax.config
-from electra_jax.config import CHECKS, clashes, field, flatten, get_config, model_config, validate
+from electra_jax.config import (
+    CHECKS,
+    clashes,
+    field,
+    flatten,
+    get_config,
+    model_config,
+    topology_clashes,
+    validate,
+)
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import structure
 
-RECIPES = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
+FINE_TUNING = ("classify", "glue", "squad", "tagging")
+FILES = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
+RECIPES = [path for path in FILES if path.stem not in FINE_TUNING]
 VOCAB = 30522
 
 # Spec 4.4 and, for the last two columns, 1.1 and 2.1: hidden size and layers of both towers.
@@ -437,7 +448,7 @@ CLASHES = {
 def test_clashing_values_are_refused_by_name(case):
     overrides, expected = CLASHES[case]
     config = changed(**overrides)
-    (message,) = clashes(config, num_devices=8)
+    (message,) = (*clashes(config), *topology_clashes(config, num_devices=8))
     assert [part for part in expected if part not in message] == []
     with pytest.raises(UserError) as error:
         validate(config, num_devices=8)

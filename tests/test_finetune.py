@@ -195,11 +195,11 @@ def test_run_scores_predicts_and_leaves_what_is_needed(place):
 
 
 def test_trials_have_a_median_and_those_at_once_are_the_same(place, capsys):
-    one = table_config(place, num_trials=3, num_train_epochs=1.0)
+    one = table_config(place, num_trials=2, num_train_epochs=1.0)
     trials.finetune(one, place / "apart")
-    together = table_config(place, num_trials=3, num_train_epochs=1.0, trials_at_once=2)
+    together = table_config(place, num_trials=2, num_train_epochs=1.0, trials_at_once=2)
     trials.finetune(together, place / "together")
-    for number in range(3):
+    for number in range(2):
         name = f"trial_{number}"
         found, expected = (
             restore_params(place / run / name / "checkpoints") for run in ("together", "apart")
@@ -209,7 +209,7 @@ def test_trials_have_a_median_and_those_at_once_are_the_same(place, capsys):
             np.testing.assert_allclose(tiny.flat(found[1])[path], value, atol=1e-5, err_msg=path)
     summary = json.loads((place / "apart" / "results.json").read_text())
     scores = [trial["scores"]["dev"]["accuracy"] for trial in summary["trials"]]
-    assert [trial["seed"] for trial in summary["trials"]] == [0, 1, 2]
+    assert [trial["seed"] for trial in summary["trials"]] == [0, 1]
     assert summary["scores"]["dev"]["accuracy"]["median"] == pytest.approx(np.median(scores))
     gold = (place / "dev.csv").read_text()
     chance = max(gold.count(",file"), gold.count(",number")) / 17
@@ -217,7 +217,7 @@ def test_trials_have_a_median_and_those_at_once_are_the_same(place, capsys):
     assert flagged == [score <= chance for score in scores]
     capsys.readouterr()
     trials.finetune(one, place / "apart")
-    assert capsys.readouterr().out.count("nothing to do, there is a results.json") == 3
+    assert capsys.readouterr().out.count("nothing to do, there is a results.json") == 2
 
 
 def test_best_checkpoint_predicts_and_patience_ends_the_training(place):
@@ -247,6 +247,7 @@ def main(place: Path, devices: int, *flags: str) -> subprocess.CompletedProcess:
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": str(devices),
             "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+            "JAX_COMPILATION_CACHE_DIR": str(place.parent / "compiled"),
             "XLA_FLAGS": "",
             "PYTHONPATH": str(ROOT),
         },

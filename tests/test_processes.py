@@ -43,6 +43,7 @@ def start(place: Path, count: int, devices: int, workdir: str, *flags: str) -> s
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
             "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+            "JAX_COMPILATION_CACHE_DIR": str(place.parent / "compiled"),
             "XLA_FLAGS": "",
         },
         stdout=subprocess.PIPE,
@@ -139,6 +140,7 @@ def test_stopped_processes_save_the_same_step_and_others_go_on(place, one):
         np.testing.assert_allclose(array, parameters(one)[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_processes_pass_over_a_damaged_checkpoint_together(place, one):
     shutil.copytree(one, place / "damaged")
     newest = place / "damaged" / "checkpoints" / str(STEPS)

@@ -325,7 +325,7 @@ def with_moments(state: TrainState) -> set[str]:
     return {name for name, moment in tiny.flat(state.opt_state[1]["nu"]).items() if moment.any()}
 
 
-@pytest.mark.parametrize("sharing", ["none", "gdes"])
+@pytest.mark.parametrize("sharing", [pytest.param("none", marks=pytest.mark.slow), "gdes"])
 def test_second_stage_begins_with_the_generators_weights_and_freezes_them(sharing):
     width = {"none": {"embedding_size": 32}, "gdes": {}}[sharing]
     objective = tiny.objective("two_stage", sharing, init_stddev=0.1, **width)
@@ -409,7 +409,7 @@ def test_frozen_parameters_stay_even_where_they_have_gradients():
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, marks=pytest.mark.slow if kind == "electra_15" else [])
+        pytest.param(kind, marks=pytest.mark.slow if kind in ("electra_15", "replace_mlm") else [])
         for kind in tiny.VARIANTS
     ],
 )
@@ -438,18 +438,19 @@ def test_names_of_all_metrics_are_in_the_contract():
             assert [name for name in line if f"`{name}`" not in text] == ["tokens"]
 
 
+QUICK = ("all_tokens_mlm", "adversarial")  # of the topology tests
 TOPOLOGIES = {"sharded": ((2, 2, 2), "jit"), "pmapped": ((8, 1, 1), "pmap")}
 
 
 @pytest.mark.parametrize(
     ("kind", "topology"),
     [
-        *[(kind, "sharded") for kind in ("all_tokens_mlm", "two_stage", "adversarial")],
+        *[(kind, "sharded") for kind in QUICK],
         *[
             pytest.param(kind, topology, marks=pytest.mark.slow)
             for kind in tiny.VARIANTS
             for topology in TOPOLOGIES
-            if topology == "pmapped" or kind in ("electra_15", "replace_mlm")
+            if topology == "pmapped" or kind not in QUICK
         ],
     ],
 )

@@ -72,7 +72,7 @@ def start(place: Path, workdir: str, *flags: str, signals: str = "", **options) 
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": "1",
             "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-            "JAX_COMPILATION_CACHE_DIR": str(place / "compiled"),
+            "JAX_COMPILATION_CACHE_DIR": str(place.parent / "compiled"),  # for all modules
             "PYTHONPATH": str(Path(cli.__file__).parents[1]),
         },
         stdout=subprocess.PIPE,
