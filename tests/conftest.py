@@ -12,6 +12,9 @@ import jax
 import jaxtyping
 import pytest
 from beartype import beartype
+from stdlib_text import stdlib_documents
+
+stdlib_documents()  # kept from here on: what tests import later adds to the standard library
 
 if jax.__version_info__ < (0, 11):  # compiles much faster; later versions do not know the flag
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
