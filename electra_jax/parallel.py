@@ -329,6 +329,11 @@ def make_predict(
     return lambda params, batch: compiled(params, place(batch, sharding, per_device=False))
 
 
+def everywhere(mesh: Mesh, params: Params) -> Params:
+    """`params` on every device of `mesh`, whole."""
+    return jax.device_put(params, NamedSharding(mesh, P()))
+
+
 def with_params(state: TrainState, loaded: dict[str, np.ndarray]) -> TrainState:
     """`state` with the parameters in `loaded`, by path, in the place of its own."""
 

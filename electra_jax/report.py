@@ -1,17 +1,18 @@
 """The HTML report of a run: final numbers, curves and config in one self-contained file."""
 
-import html
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from electra_jax import shading
 from electra_jax.errors import UserError
+from electra_jax.shading import escape
 from electra_jax.writer import read_metrics
 
 # Title and unit of each figure, and what it draws: metric name without its prefix -> label.
@@ -144,17 +145,27 @@ def write_report(workdir: Path) -> Path:
     facts = _read_json(workdir / "facts.json") if (workdir / "facts.json").exists() else {}
     rows = read_metrics(workdir)
     body = [_tiles(rows), _figures(rows), _table("Facts", facts, "open"), _table("Config", config)]
-    page = PAGE.format(
-        title=html.escape(workdir.resolve().name),
-        style=STYLE,
-        notes="\n".join(f"<p>{note}</p>" for note in _notes(rows)),
-        body="\n".join(body),
-    )
+    content = page(workdir.resolve().name, _notes(rows), "\n".join(body))
     path = workdir / "report.html"
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(page, encoding="utf-8")
+    temporary.write_text(content, encoding="utf-8")
     temporary.replace(path)
     return path
+
+
+def page(title: str, notes: Iterable[str], body: str) -> str:
+    """A page that needs nothing but itself.
+
+    Args:
+      title: text.
+      notes, body: HTML.
+    """
+    return PAGE.format(
+        title=escape(title),
+        style=STYLE + shading.STYLE,
+        notes="\n".join(f"<p>{note}</p>" for note in notes),
+        body=body,
+    )
 
 
 def _read_json(path: Path) -> dict:
@@ -264,7 +275,7 @@ def _table(title: str, values: dict, state: str = "") -> str:
     if not values:
         return ""
     lines = "".join(
-        f'<tr><th scope="row">{html.escape(name)}</th><td>{html.escape(value)}</td></tr>'
+        f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
         for name, value in _flatten(values)
     )
     return f"<details {state}><summary>{title}</summary><table>{lines}</table></details>"

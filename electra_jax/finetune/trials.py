@@ -34,36 +34,12 @@ from electra_jax.modeling.electra import Params, path_name
 from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.modeling.heads import HeadConfig
 from electra_jax.optimizer import OptimizerConfig
+from electra_jax.prediction import FeatureRows, Predict, predict_rows
 from electra_jax.train import IsStopped, Job, log_line
 from electra_jax.writer import read_metrics
 
 RESULTS = "results.json"
 INPUTS = ("input_ids", "piece_ids", "position_ids", "token_type_ids", "allowed")
-Predict = Callable[[Params, dict[str, np.ndarray]], dict[str, jax.Array]]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class FeatureRows:
-    """The features of a split, as rows for `loader`."""
-
-    arrays: Arrays
-
-    def __len__(self) -> int:
-        return len(self.arrays["input_ids"])
-
-    @property
-    def groups(self) -> np.ndarray:
-        """All rows are one group."""
-        return np.array([0, len(self)])
-
-    def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows at `indices`; -1 stands for a row of padding, whose labels count nowhere."""
-        is_row = indices >= 0
-        batch = {}
-        for name, x in self.arrays.items():
-            batch[name] = x[np.where(is_row, indices, 0)]
-            batch[name][~is_row] = -1 if name == "label" and x.ndim == 2 else 0
-        return batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +143,9 @@ def make_task(config: ConfigDict) -> Task:
             log=log_line,
         )
     if data.kind == "tagging":
-        types = {label.partition("-")[2] or label for label in data.labels} - {"O"}
+        types = {*data.labels}
+        if data.scheme != "plain":
+            types = {label.partition("-")[2] or label for label in types} - {"O"}
         return TaggingTask(
             files,
             scheme=data.scheme or None,
@@ -434,24 +412,12 @@ def predict_split(
     is_stopped: IsStopped = lambda: False,
 ) -> Arrays | None:
     """The outputs for all rows of a split, in order; None where `is_stopped` has said so."""
-    rows = FeatureRows({name: split.features[name] for name in INPUTS if name in split.features})
-    share = jax.process_index(), jax.process_count()
-    found, running = [], collections.deque()
-    for batch in loader.eval_batches(
-        rows, batch_size=batch_size, process_index=share[0], process_count=share[1]
-    ):
-        if is_stopped():
-            return None
-        running.append(predict(params, batch))
-        if len(running) > 4:  # the device always has work, and memory stays flat
-            found.append(jax.device_get(running.popleft()))
-    found += jax.device_get(list(running))
-    order = np.argsort(np.concatenate([outputs["row"] for outputs in found]))[: len(rows)]
-    return {
-        name: np.concatenate([outputs[name] for outputs in found])[order]
-        for name in found[0]
-        if name != "row"
-    }
+    return predict_rows(predict, params, feature_rows(split.features), batch_size, is_stopped)
+
+
+def feature_rows(features: Arrays) -> FeatureRows:
+    """What the network sees of `features`."""
+    return FeatureRows({name: features[name] for name in INPUTS if name in features})
 
 
 def content_hash(arrays: Arrays, tokenizer: Tokenizer) -> str:
