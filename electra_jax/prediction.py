@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from electra_jax.data import loader
-from electra_jax.data.layout import Rows
 from electra_jax.modeling.electra import Params
 
 Arrays = dict[str, np.ndarray]
@@ -42,7 +41,7 @@ class FeatureRows:
 def predict_rows(
     predict: Predict,
     params: Params,
-    rows: FeatureRows | Rows,
+    rows: loader.Rows,
     batch_size: int,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Arrays | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -99,9 +100,9 @@ def load(
         outputs = run(rows)
         if replace:
             is_replaced = outputs["shown_ids"] != arrays["input_ids"]
-            new = score_histogram(outputs["logits"], is_replaced, outputs["judged"])
+            of_each = (outputs["logits"], is_replaced, outputs["judged"])
             nonlocal histogram
-            histogram = np.asarray(new, np.float64)
+            histogram = np.asarray(score_histogram(*map(jnp.asarray, of_each)), np.float64)
         return shaded_answers(tokenizer, arrays, outputs, found, texts)
 
     def fill(texts: Sequence[str]) -> list[Answer]:

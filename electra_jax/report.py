@@ -3,7 +3,7 @@
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -12,6 +12,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from electra_jax import shading
 from electra_jax.errors import UserError
+from electra_jax.finetune.files import write_text
 from electra_jax.shading import escape
 from electra_jax.writer import read_metrics
 
@@ -50,6 +51,9 @@ TILES = (
     ("tokens_per_second", "tokens per second", "{:,.0f}"),
     ("step", "steps", "{:,}"),
 )
+
+SAMPLES = "samples.json"
+GALLERY_TOKENS = 1000  # at most
 
 # How the two kinds of curve are drawn. Metrics without a prefix are measured in training.
 TRAIN_STYLE = {"linewidth": 1, "alpha": 0.7}
@@ -91,7 +95,10 @@ body { margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 80rem; background: 
        color: var(--ink); font: 1rem/1.5 system-ui, sans-serif; }
 h1 { margin: 0; font-size: 1.5rem; line-height: 1.25; overflow-wrap: anywhere; }
 p { margin: 0.25rem 0; color: var(--muted); }
+h2 { margin: 0; font-size: 1.1rem; font-weight: 600; }
 section, details { margin-top: 1.5rem; }
+.gallery { margin-top: 0.5rem; padding: 0.75rem 0.9rem 0; background: var(--card);
+           border: 1px solid var(--line); border-radius: 0.5rem; }
 summary { cursor: pointer; margin-bottom: 0.5rem; font-size: 1.1rem; font-weight: 600; }
 .tiles, .figures { display: grid; gap: 0.75rem; }
 .tiles { grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); }
@@ -144,13 +151,15 @@ def write_report(workdir: Path) -> Path:
     config = _read_json(workdir / "config.json")
     facts = _read_json(workdir / "facts.json") if (workdir / "facts.json").exists() else {}
     rows = read_metrics(workdir)
-    body = [_tiles(rows), _figures(rows), _table("Facts", facts, "open"), _table("Config", config)]
+    body = [
+        _tiles(rows),
+        _figures(rows),
+        _gallery(workdir / SAMPLES),
+        _table("Facts", facts, "open"),
+        _table("Config", config),
+    ]
     content = page(workdir.resolve().name, _notes(rows), "\n".join(body))
-    path = workdir / "report.html"
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(content, encoding="utf-8")
-    temporary.replace(path)
-    return path
+    return write_text(workdir / "report.html", content)
 
 
 def page(title: str, notes: Iterable[str], body: str) -> str:
@@ -165,6 +174,31 @@ def page(title: str, notes: Iterable[str], body: str) -> str:
         style=STYLE + shading.STYLE,
         notes="\n".join(f"<p>{note}</p>" for note in notes),
         body=body,
+    )
+
+
+def write_samples(workdir: Path, step: int, texts: Sequence[Sequence[shading.Token]]) -> None:
+    """Writes held-out texts with the networks' verdicts for the gallery, see `shading`."""
+    write_text(workdir / SAMPLES, json.dumps({"step": step, "texts": texts}) + "\n")
+
+
+def _gallery(path: Path) -> str:
+    """Held-out texts, each token shaded; empty where there are none."""
+    if not path.exists():
+        return ""
+    samples = _read_json(path)
+    shown, room = [], GALLERY_TOKENS
+    for text in samples["texts"]:
+        shown.append(shading.as_html(text[:room]))
+        room -= len(text)
+        if room <= 0:
+            break
+    return (
+        "<section><h2>Held-out texts</h2><p>As the discriminator reads them at step "
+        f"{samples['step']:,}: the darker a token, the more likely it calls it replaced. "
+        "Underlined are the tokens that the generator was asked for; a solid line marks those that "
+        "it has replaced. Point at a token, or tap it, for details.</p>"
+        f'<div class="gallery">{"".join(shown)}</div></section>'
     )
 
 

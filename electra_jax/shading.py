@@ -32,6 +32,8 @@ BACKGROUNDS = ("", "\x1b[38;5;16;48;5;223m", "\x1b[38;5;16;48;5;216m", "\x1b[38;
 BACKGROUNDS += ("\x1b[38;5;16;48;5;202m",)
 RESET = "\x1b[0m"
 
+COLUMNS = 16  # of a table
+
 STYLE = """
 .text { margin: 0 0 0.75rem; line-height: 1.9; overflow-wrap: anywhere; color: var(--ink); }
 .token { background: rgb(213 94 0 / calc(var(--p) * 0.75)); border-radius: 0.2rem; }
@@ -56,23 +58,30 @@ def shaded(tokenizer: Tokenizer, batch: Arrays, outputs: Arrays, row: int) -> li
     """
     original, pieces = batch["input_ids"][row], batch["piece_ids"][row]
     shown = outputs.get("shown_ids", batch["input_ids"])[row]
-    probabilities = expit(outputs["logits"][row].astype(np.float64))
+    is_shown = (pieces > 0) & (original != tokenizer.cls_id) & (original != tokenizer.sep_id)
+    places = np.flatnonzero(is_shown)
     slots = {}
-    for slot, position in enumerate(outputs["positions"][row] if "positions" in outputs else ()):
-        if outputs["weights"][row, slot]:
-            slots[int(position)] = slot
-    around = (tokenizer.cls_id, tokenizer.sep_id)
+    if "positions" in outputs:
+        used = np.flatnonzero(outputs["weights"][row])
+        slots = dict(zip(outputs["positions"][row, used].tolist(), used.tolist(), strict=True))
     texts: list[list[Token]] = [[] for _ in range(pieces.max(initial=0))]
-    for place in np.flatnonzero((pieces > 0) & ~np.isin(original, around)):
+    for place, piece, token_id, starts_word, probability in zip(
+        places.tolist(),
+        pieces[places].tolist(),
+        shown[places].tolist(),
+        tokenizer.starts_word[shown[places]].tolist(),
+        expit(outputs["logits"][row, places].astype(np.float64)).round(4).tolist(),
+        strict=True,
+    ):
         token = {
-            "token": tokenizer.vocab[shown[place]],
-            "starts_word": bool(tokenizer.starts_word[shown[place]]),
-            "probability": round(float(probabilities[place]), 4),
+            "token": tokenizer.vocab[token_id],
+            "starts_word": starts_word,
+            "probability": probability,
         }
         if place in slots:
             token["original"] = tokenizer.vocab[original[place]]
             token["proposals"] = proposals(tokenizer, outputs, row, slots[place])
-        texts[pieces[place] - 1].append(token)
+        texts[piece - 1].append(token)
     return texts
 
 
@@ -124,6 +133,27 @@ def tip_of(token: Token) -> Iterator[str]:
         yield "not replaced" if is_same else f"replaces <b>{escape(token['original'])}</b>"
         listed = ", ".join(f"{escape(name)} {share:.0%}" for name, share in token["proposals"])
         yield f"the generator proposes {listed}"
+
+
+def as_markdown(texts: Sequence[Sequence[Token]]) -> str:
+    """Tables for TensorBoard: the original, what the discriminator reads, and its verdicts."""
+    parts = [text[i : i + COLUMNS] for text in texts for i in range(0, len(text), COLUMNS)]
+    return "\n\n".join(map(table, parts))
+
+
+def table(text: Sequence[Token]) -> str:
+    """A column for each token; replaced ones are bold."""
+    rows: dict[str, list[str]] = {"original": [], "read": [], "replaced": []}
+    for token in text:
+        read, original = (
+            "".join(x if x.isalnum() else f"&#{ord(x)};" for x in visible(written))
+            for written in (token["token"], token.get("original", token["token"]))
+        )
+        rows["original"].append(original)
+        rows["read"].append(read if read == original else f"**{read}**")
+        rows["replaced"].append(f"{token['probability']:.0%}")
+    lines = [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
+    return "\n".join([lines[0], "| --- " * (len(text) + 1) + "|", *lines[1:]])
 
 
 def word(token: Token) -> str:

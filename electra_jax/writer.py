@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboardX.proto.tensor_pb2 import TensorProto
 from tensorboardX.record_writer import RecordWriter
 
 from electra_jax.errors import UserError
@@ -61,6 +62,17 @@ class MetricWriter:
         except OSError as error:
             error.filename = error.filename or str(self._path)
             raise
+
+    def write_text(self, step: int, name: str, markdown: str) -> None:
+        """Shows a text in TensorBoard.
+
+        Raises:
+          OSError: as `write`.
+        """
+        metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        tensor = TensorProto(dtype="DT_STRING", string_val=[markdown.encode()])
+        value = Summary.Value(tag=name, metadata=metadata, tensor=tensor)
+        self._add_event(step=step, summary=Summary(value=[value]))
 
     def _add_event(self, **content) -> None:
         self._tensorboard.write(Event(wall_time=time.time(), **content).SerializeToString())

@@ -29,7 +29,8 @@ class Run:
             peak=peak,
             compilations=self.compilations,
             write=lambda step, values: self.written.append((step, values)),
-            log=self.lines.append,
+            console=types.SimpleNamespace(is_live=False, log=self.lines.append),
+            checkpoint_every=500,
             **options,
         )
 
@@ -142,7 +143,8 @@ def test_line_tells_place_quality_speed_and_time_left(monkeypatch):
     for step in range(998, 1002):
         run.step(step, close=step == 1000, seconds=0.0 if step == 999 else 2.0)
     assert run.lines[-1] == (
-        "step 1,000/2,000 (50%)  loss 31  mlm 6  rtd 0.5  50 tokens/s  33 m 20 s left"
+        "step 1,000/2,000 (50%)  loss 31  mlm 6  rtd 0.5  50 tokens/s  33 m 20 s left  "
+        "next checkpoint at 1,500"
     )
 
 
@@ -151,7 +153,7 @@ def test_evaluation_is_written_and_shown(monkeypatch):
     results = {"eval/loss": 31.0, "eval/rtd_auc": 0.91239, "eval/rtd_precision": 0.5}
     run.progress.write_evaluation(1000, results)
     assert run.written == [(1000, results)]
-    assert run.lines == ["held out at step 1,000:  loss 31  auc 0.9124"]
+    assert run.lines == ["held out at step 1,000:  loss 31  auc 0.9124  precision 0.5"]
 
 
 def test_first_step_that_is_not_finite_is_named_and_nothing_is_written(monkeypatch):

@@ -67,6 +67,7 @@ def test_run_leaves_what_the_contract_says(place, straight):
         "metrics.jsonl",
         "report.html",
         "run.lock",
+        "samples.json",
         "tensorboard",
         "tokenizer",
     }

@@ -25,7 +25,7 @@ from fractions import Fraction
 from functools import partial
 from itertools import pairwise
 from math import inf, lcm
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import grain
 import numpy as np
@@ -34,6 +34,7 @@ from electra_jax.data.workers import map_in_order
 from electra_jax.errors import UserError
 
 
+@runtime_checkable
 class Rows(Protocol):
     """Examples by number: `layout.Rows`, or features of a task.
 
