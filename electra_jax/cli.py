@@ -88,7 +88,8 @@ def parse_arguments(values: flags.FlagValues, doc: str, names: Sequence[str]) ->
     """As `parse`, for a command that has arguments without a flag, too.
 
     Returns:
-      These arguments, as many as there are `names`, by which messages call them.
+      These arguments, as many as there are `names`, by which messages call them; any number more
+      where the last name ends in `...`.
     """
     if {"--help", "-help", "-h"} & set(sys.argv[1:]):
         print(doc, values.get_help(), sep="\n")
@@ -103,7 +104,7 @@ def parse_arguments(values: flags.FlagValues, doc: str, names: Sequence[str]) ->
         raise UserError(error) from error
     if len(found) < len(names):
         raise UserError(f"{names[len(found)]} is missing; give {' '.join(names)}")
-    if found[len(names) :]:
+    if found[len(names) :] and not (names and names[-1].endswith("...")):
         raise UserError(f"unexpected argument {found[len(names)]!r}; flags look like --name=value")
     return found
 

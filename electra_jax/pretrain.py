@@ -231,9 +231,5 @@ def describe(
             "held-out documents": f"{splits['held_out']['documents']:,}",
             "held-out tokens": f"{held_out.real_tokens:,}",
         },
-        "step": {
-            "tokens": f"{config.batch_size * length:,}",
-            "GFLOP": f"{flops_per_token * config.batch_size * length / 1e9:.4g}",
-            "GFLOP per token": f"{flops_per_token / 1e9:.4g}",
-        },
+        "step": train.describe_step(config.batch_size * length, flops_per_token),
     }

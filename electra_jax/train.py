@@ -142,7 +142,7 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
             log(f"{workdir}: nothing to do, all {start:,} steps are done")
             return state
 
-        facts = describe(objective, state.params, mesh) | job.facts
+        facts = describe(objective, state.params, mesh, job.tokenizer) | job.facts
         if is_main:
             run_directory.write_run_files(config, workdir, job.tokenizer, facts)
         for section, values in facts.items():
@@ -241,7 +241,7 @@ def until_workers_are_stopped(
             raise
 
 
-def describe(objective: Objective, params: Params, mesh: Mesh) -> Facts:
+def describe(objective: Objective, params: Params, mesh: Mesh, tokenizer: Tokenizer) -> Facts:
     """Facts about machine, network and versions."""
     device = jax.devices()[0]
     count = lambda tree: f"{sum(x.size for x in jax.tree.leaves(tree)):,}"  # noqa: E731
@@ -253,9 +253,24 @@ def describe(objective: Objective, params: Params, mesh: Mesh) -> Facts:
             "processes": str(jax.process_count()),
             "compute": str(np.dtype(objective.dtype)),
         },
+        "tokenizer": {
+            "family": tokenizer.family,
+            "tokens": f"{tokenizer.vocab_size:,}",
+            "hash": tokenizer.hash[:12],
+        }
+        | {name: str(value) for name, value in tokenizer.settings.items()},
         "parameters": {"total": count(params)} | {part: count(params[part]) for part in params},
         "versions": {"python": platform.python_version()}
         | {name: importlib.metadata.version(name) for name in ("jax", "flax", "optax")},
+    }
+
+
+def describe_step(num_tokens: int, flops_per_token: float) -> dict[str, str]:
+    """Facts about a step of the training, padding included."""
+    return {
+        "tokens": f"{num_tokens:,}",
+        "GFLOP": f"{flops_per_token * num_tokens / 1e9:.4g}",
+        "GFLOP per token": f"{flops_per_token / 1e9:.4g}",
     }
 
 

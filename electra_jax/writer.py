@@ -100,6 +100,14 @@ def read_metrics(workdir: Path) -> list[dict]:
     return [row for _, row in _read_lines(workdir / "metrics.jsonl")]
 
 
+def read_whole_rows(workdir: Path) -> tuple[list[dict], int]:
+    """As `read_metrics`, but leaves out what is no row, and says how many lines that were."""
+    path = workdir / "metrics.jsonl"
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    rows = [row for row in map(_parse_row, lines) if row]
+    return rows, len(lines) - len(rows)
+
+
 def _read_lines(path: Path) -> list[tuple[bytes, dict]]:
     """Each whole line, without its newline, and the row it holds."""
     if not path.exists():

@@ -368,6 +368,7 @@ def make_job(
         return stacked([of_seed(seed, start, share) for seed in seeds])
 
     real = float(arrays["piece_ids"].mean())
+    flops_per_token = 3.0 * encoder_flops(objective.encoder, config.data.max_length)
     initial = {path_name(path): x for path, x in jax.tree.leaves_with_path(work.pretrained.params)}
     facts = {
         "data": {
@@ -377,7 +378,10 @@ def make_job(
             "padding": f"{1 - real:.2%}",
             "epochs": f"{num_steps * config.batch_size / len(rows):.2f}",
         }
-        | {split.name: f"{len(split.examples):,} examples" for split in work.splits}
+        | {split.name: f"{len(split.examples):,} examples" for split in work.splits},
+        "step": train.describe_step(
+            config.batch_size * config.data.max_length * len(seeds), flops_per_token
+        ),
     }
     return Job(
         objective,
@@ -388,7 +392,7 @@ def make_job(
         evaluate,
         initial,
         facts,
-        3.0 * encoder_flops(objective.encoder, config.data.max_length),
+        flops_per_token,
         keep_best=f"eval/{work.task.main_metric}" if config.checkpoint.keep_best else "",
         patience=config.patience,
         seeds=tuple(seeds) if len(seeds) > 1 else (),
