@@ -31,7 +31,7 @@ from electra_jax.writer import read_whole_rows
 
 METRICS = "metrics.jsonl"
 
-# Title and unit of each figure of pre-training, and what it draws: metric name without its prefix ->
+# Title and unit of each figure of pre-training; what it draws: metric name without prefix ->
 # label.
 FIGURES = {
     "Masked language modelling loss (nats)": {"mlm_loss": ""},
