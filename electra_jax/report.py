@@ -116,7 +116,9 @@ PLOT_SETTINGS = {
     "axes.grid": True,
     "grid.color": "#e4e4e4",
     "grid.linewidth": 0.6,
-    "legend.fontsize": 8,
+    "legend.fontsize": 7,
+    "legend.handlelength": 1.2,
+    "legend.columnspacing": 1.0,
     "legend.frameon": False,
     "text.parse_math": False,  # names of runs are text
 }

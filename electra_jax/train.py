@@ -29,10 +29,12 @@ from electra_jax.modeling.electra import Params
 from electra_jax.objectives import Objective
 from electra_jax.optimizer import OptimizerConfig
 from electra_jax.parallel import Program
+from electra_jax.profiling import profiled
 from electra_jax.progress import Progress, Watch, compilations
 from electra_jax.report import write_report, write_samples
 from electra_jax.shading import Token, as_markdown
 from electra_jax.step import TrainState
+from electra_jax.tracking import tracked
 from electra_jax.writer import MetricWriter
 
 Log = Callable[[str], None]
@@ -157,7 +159,8 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
         batches = job.batches(start, program.share)
         with (
             contextlib.closing(batches),
-            MetricWriter(workdir, start) if is_main else contextlib.nullcontext() as writer,
+            tracked(config, workdir) if is_main else contextlib.nullcontext() as track,
+            MetricWriter(workdir, start, track) if is_main else contextlib.nullcontext() as writer,
             compilations() as compiled,
             jax.transfer_guard("disallow"),
         ):
@@ -198,6 +201,8 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
                 with progress.paused():
                     is_evaluation_due = evaluate_at(step) is None
             batches = progress.timed(until_workers_are_stopped(batches, interruption))
+            tensorboard, newest = workdir / "tensorboard", lambda: progress.newest
+            batches = profiled(batches, start, config.profile_steps, tensorboard, newest)
             for step, batch in enumerate(batches, start + 1):
                 state, sums = program.train_step(state, program.place(batch))
                 progress.add(step, sums)

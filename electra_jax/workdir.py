@@ -22,6 +22,8 @@ FREE_FIELDS = (
     "log_every_steps",
     "eval_every_steps",
     "max_skipped_updates",
+    "profile_steps",
+    "wandb",
     "resume",
     "checkpoint.",
     "parallel.",

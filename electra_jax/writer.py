@@ -13,6 +13,7 @@ from tensorboardX.proto.tensor_pb2 import TensorProto
 from tensorboardX.record_writer import RecordWriter
 
 from electra_jax.errors import UserError
+from electra_jax.tracking import Track
 
 
 class MetricWriter:
@@ -25,12 +26,14 @@ class MetricWriter:
     Args:
       workdir: The run directory; created when missing.
       start_step: The step that the run starts from: 0, or that of the restored checkpoint.
+      track: Is told step and values, too.
 
     Raises:
       UserError: A line of an existing `metrics.jsonl`, other than a cut last one, is not a row.
     """
 
-    def __init__(self, workdir: Path, start_step: int):
+    def __init__(self, workdir: Path, start_step: int, track: Track = lambda step, values: None):
+        self._track = track
         self._path = workdir / "metrics.jsonl"
         (workdir / "tensorboard").mkdir(parents=True, exist_ok=True)
         _drop_lines_after(self._path, start_step)
@@ -59,6 +62,7 @@ class MetricWriter:
             self._jsonl.write(json.dumps({"step": step, **values}).encode() + b"\n")
             self._jsonl.flush()
             self._add_event(step=step, summary=Summary(value=scalars))
+            self._track(step, values)
         except OSError as error:
             error.filename = error.filename or str(self._path)
             raise
