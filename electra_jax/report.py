@@ -9,7 +9,6 @@ Training writes the report of a run at every evaluation. A run that is going on,
 some of its files, has a report of what there is, with a note about what is missing.
 """
 
-import contextlib
 import dataclasses
 import io
 import itertools
@@ -212,7 +211,7 @@ def write_report(workdir: Path, output: Path | None = None) -> Path:
     body = [
         _tiles(run),
         _figures(figures_of([run]), [run], AXES[0]),
-        _gallery(run),
+        run.gallery,
         _table("Facts", run.facts, "open"),
         _table("Config", run.config),
     ]
@@ -258,7 +257,8 @@ class Run:
     Attributes:
       rows: of `metrics.jsonl`.
       unreadable: how many of its lines are not.
-      samples: of `samples.json`; None where there is none.
+      gallery: the texts of `samples.json`, as HTML.
+      problem: with that file; or "".
     """
 
     name: str
@@ -266,7 +266,8 @@ class Run:
     facts: dict
     rows: list[dict]
     unreadable: int
-    samples: dict | None
+    gallery: str
+    problem: str
 
     def per_step(self, name: str) -> float | None:
         """A number of the facts about a step; None where it is not there."""
@@ -306,12 +307,20 @@ def read_run(workdir: Path) -> Run:
     """
     config = _read_json(workdir / "config.json")
     facts = _read_json(workdir / "facts.json") if (workdir / "facts.json").exists() else {}
-    samples = None
-    if (workdir / SAMPLES).exists():
-        with contextlib.suppress(UserError):
-            samples = _read_json(workdir / SAMPLES)
     rows, unreadable = read_whole_rows(workdir)
-    return Run(workdir.resolve().name, config, facts, rows, unreadable, samples)
+    return Run(
+        workdir.resolve().name, config, facts, rows, unreadable, *_read_gallery(workdir / SAMPLES)
+    )
+
+
+def _read_gallery(path: Path) -> tuple[str, str]:
+    """The gallery, if there is one, and what is wrong with its file, if something is."""
+    if not path.exists():
+        return "", ""
+    try:
+        return _gallery(_read_json(path)), ""
+    except (UserError, KeyError, TypeError, ValueError, AttributeError):
+        return "", f"{SAMPLES} cannot be read; there are no held-out texts."
 
 
 def figures_of(runs: Sequence[Run]) -> dict[str, dict[str, str]]:
@@ -346,22 +355,18 @@ def write_samples(workdir: Path, step: int, texts: Sequence[Sequence[shading.Tok
     write_text(workdir / SAMPLES, json.dumps({"step": step, "texts": texts}) + "\n")
 
 
-def _gallery(run: Run) -> str:
-    """Held-out texts, each token shaded; empty where there are none."""
-    if not run.samples:
-        return ""
+def _gallery(samples: dict) -> str:
+    """Held-out texts, each token shaded."""
     shown, room = [], GALLERY_TOKENS
-    for text in run.samples["texts"]:
-        shown.append(shading.as_html(text[:room]))
+    for text in samples["texts"]:
+        shown.append(shading.as_html(text[: max(0, room)]))
         room -= len(text)
-        if room <= 0:
-            break
     return (
         "<section><h2>Held-out texts</h2><p>As the discriminator reads them at step "
-        f"{run.samples['step']:,}: the darker a token, the more likely it calls it replaced. "
+        f"{samples['step']:,}: the darker a token, the more likely it calls it replaced. "
         "Underlined are the tokens that the generator was asked for; a solid line marks those that "
         "it has replaced. Point at a token, or tap it, for details.</p>"
-        f'<div class="gallery">{"".join(shown)}</div></section>'
+        f'<div class="gallery">{"".join(filter(None, shown))}</div></section>'
     )
 
 
@@ -401,7 +406,9 @@ def _missing(run: Run) -> Iterator[str]:
     if not run.rows:
         yield "No metrics have been logged yet."
     if run.unreadable:
-        yield f"{run.unreadable:,} lines of {METRICS} cannot be read, and are left out."
+        yield f"Left out: lines of {METRICS} that cannot be read, {run.unreadable:,} in number."
+    if run.problem:
+        yield run.problem
     if not run.facts:
         yield "There is no facts.json: machine, data and parameter counts are not known."
 
@@ -457,7 +464,8 @@ def _differences(runs: Sequence[Run]) -> str:
     )
     return (
         "<details open><summary>Differences of the configurations</summary>"
-        f'<div class="wide"><table><tr><th></th>{head}</tr>{lines}</table></div></details>'
+        f'<div class="wide"><table class="numbers"><tr><th></th>{head}</tr>{lines}</table></div>'
+        "</details>"
     )
 
 

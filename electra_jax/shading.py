@@ -108,7 +108,12 @@ def as_terminal(text: Sequence[Token]) -> str:
 
 
 def as_html(text: Sequence[Token]) -> str:
-    """A paragraph, to be styled by `STYLE`; a tip on hover or tap says what each token is."""
+    """A paragraph, to be styled by `STYLE`; a tip on hover or tap says what each token is.
+
+    Nothing of no tokens.
+    """
+    if not text:
+        return ""
     return f'<p class="text" dir="auto">{"".join(map(token_html, text)).strip()}</p>'
 
 

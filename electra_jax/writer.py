@@ -107,9 +107,13 @@ def read_metrics(workdir: Path) -> list[dict]:
 def read_whole_rows(workdir: Path) -> tuple[list[dict], int]:
     """As `read_metrics`, but leaves out what is no row, and says how many lines that were."""
     path = workdir / "metrics.jsonl"
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    rows = [row for row in map(_parse_row, lines) if row]
-    return rows, len(lines) - len(rows)
+    lines = path.read_bytes().removesuffix(b"\n").split(b"\n") if path.exists() else []
+    rows = [row for row in map(_parse_row, filter(None, lines)) if row and _has_numbers(row)]
+    return rows, len([*filter(None, lines)]) - len(rows)
+
+
+def _has_numbers(row: dict) -> bool:
+    return all(type(value) in (int, float) for value in row.values())
 
 
 def _read_lines(path: Path) -> list[tuple[bytes, dict]]:
