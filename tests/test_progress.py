@@ -316,9 +316,9 @@ def test_status_has_place_window_and_evaluation(monkeypatch):
     run.progress.console.status = drawn.append
     run.progress.write_evaluation(400, {"eval/rtd_auc": 0.75})
     for step in range(998, 1002):
-        run.step(step, close=step == 1000, seconds=2.0)
+        run.step(step, close=step == 1000, seconds=0.0 if step == 999 else 2.0)
     assert drawn[-1] == [
-        "[###############...............]  step 1,001/2,000 (50%)  33 m 18 s left  "
+        "[###############...............]  step 1,000/2,000 (50%)  33 m 20 s left  "
         "next checkpoint at 1,500",
         "to step 1,000:  loss 31  mlm 6  rtd 0.5  50 tokens/s",
         "held out at step 400:  auc 0.75",
@@ -327,6 +327,8 @@ def test_status_has_place_window_and_evaluation(monkeypatch):
     count = len(drawn)
     run.step(1002, seconds=0.01)
     assert len(drawn) == count  # not drawn so often
+    run.step(1003, seconds=0.3)
+    assert "step 1,003/2,000" in drawn[-1][0]
 
 
 def test_what_looks_wrong_is_said_in_words(monkeypatch):
