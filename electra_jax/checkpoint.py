@@ -200,11 +200,11 @@ def restore_params(directory: Path, step: int | None = None) -> tuple[int, Param
       UserError: there is no such checkpoint, or it cannot be read.
     """
     steps = sorted(int(path.name) for path in directory.glob("[0-9]*") if path.name.isdecimal())
-    if not steps or step not in (None, *steps):
-        raise UserError(
-            f"{directory} has no checkpoint{'' if step is None else f' of step {step}'}; "
-            f"there are: {', '.join(map(str, steps)) or 'none'}"
-        )
+    if not steps:
+        raise UserError(f"{directory}: there is no checkpoint")
+    if step not in (None, *steps):
+        found = ", ".join(map(str, steps))
+        raise UserError(f"{directory}: there is no checkpoint of step {step}; there are {found}")
     step = steps[-1] if step is None else step
     path = (directory / str(step) / "state").absolute()
     try:

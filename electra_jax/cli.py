@@ -88,9 +88,11 @@ def parse(values: flags.FlagValues, doc: str) -> flags.FlagValues:
 def parse_arguments(values: flags.FlagValues, doc: str, names: Sequence[str]) -> list[str]:
     """As `parse`, for a command that has arguments without a flag, too.
 
+    Args:
+      names: what messages call these arguments. More may come where the last ends in `...`.
+
     Returns:
-      These arguments, as many as there are `names`, by which messages call them; any number more
-      where the last name ends in `...`.
+      These arguments, as many as there are names.
     """
     if {"--help", "-help", "-h"} & set(sys.argv[1:]):
         print(doc, values.get_help(), sep="\n")

@@ -302,6 +302,11 @@ def clashes(config: ConfigDict) -> Iterator[str]:
                 f"config.model.num_layers = {model.num_layers}; allowed: at least 1 layer"
             )
     yield from training_clashes(config)
+    if config.init_from and generator.sharing == "gdes":
+        yield (
+            "config.init_from does not go with config.generator.sharing = 'gdes', where the "
+            "discriminator's embeddings are differences; leave one of them out"
+        )
     if config.masking.mask_token_share + config.masking.random_token_share > 1:
         yield (
             "config.masking.mask_token_share and config.masking.random_token_share are "
@@ -359,30 +364,27 @@ def topology_clashes(config: ConfigDict, num_devices: int) -> Iterator[str]:
 STARTS = ("generator.temperature", "loss.generator_weight", "loss.discriminator_weight")
 
 
-def without_effect(config: ConfigDict) -> Iterator[tuple[str, list[str]]]:
-    """Fields that decide nothing, and the field because of which."""
+def without_effect(config: ConfigDict) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Fields that decide nothing, each after the field because of which."""
     generator = config.generator
     if config.objective == "mlm":
-        names = "kind init_from mle_steps sharing temperature temperature_start disallow_correct"
-        yield (
-            "objective",
-            [f"generator.{name}" for name in names.split()]
-            + ["algorithm", "loss.discriminator_weight", "loss.discriminator_weight_start"],
-        )
+        yield "objective", ("algorithm", "generator.kind", "generator.init_from")
+        yield "objective", ("generator.mle_steps", "generator.sharing")
+        yield "objective", ("generator.temperature", "generator.temperature_start")
+        yield "objective", ("generator.disallow_correct",)
+        yield "objective", ("loss.discriminator_weight", "loss.discriminator_weight_start")
         return
     if generator.kind != "learned":
-        weights = ["loss.generator_weight", "loss.generator_weight_start"]
-        yield "generator.kind", ["algorithm", "generator.mle_steps", *weights]
-    if generator.kind in ("unigram", "uniform"):
-        yield (
-            "generator.kind",
-            [f"generator.{name}" for name in ("init_from", "width", "depth", "sharing")]
-            + ["masking.mask_token_share", "masking.random_token_share"],
-        )
+        yield "generator.kind", ("algorithm", "generator.mle_steps")
+        yield "generator.kind", ("loss.generator_weight", "loss.generator_weight_start")
+    elif config.algorithm == "joint":
+        yield "algorithm", ("generator.mle_steps",)
+    if not is_network(config):
+        yield "generator.kind", ("generator.init_from", "generator.sharing")
+        yield "generator.kind", ("generator.width", "generator.depth")
+        yield "generator.kind", ("masking.mask_token_share", "masking.random_token_share")
     if generator.kind == "uniform":
-        yield "generator.kind", ["generator.temperature", "generator.temperature_start"]
-    if generator.kind == "learned" and config.algorithm == "joint":
-        yield "algorithm", ["generator.mle_steps"]
+        yield "generator.kind", ("generator.temperature", "generator.temperature_start")
 
 
 def training_clashes(config: ConfigDict) -> Iterator[str]:

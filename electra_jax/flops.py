@@ -56,10 +56,9 @@ def train_flops_per_token(
     generator, discriminator = model.generator, model.discriminator
     flops = 0.0
     if generator:
-        head = masked_lm_head_flops(generator) * predictions / length
+        head = masked_lm_head_flops(generator) + 2 * generator.hidden_size * model.baseline
+        head *= predictions / length
         flops += generator_passes * (encoder_flops(generator, length) + head)
-        if model.baseline:  # its input has no gradient
-            flops += 2 * 2 * generator.hidden_size * predictions / length
     if discriminator:
         hidden = discriminator.hidden_size
         head = {

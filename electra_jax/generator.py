@@ -50,10 +50,12 @@ def generator_weights(run: Path, tokenizer: Tokenizer, structure: Params) -> dic
         own["generator"]["embeddings"] = generator["embeddings"]
     else:
         own["embeddings"] = generator["embeddings"]
-    weights, wanted = by_path(own), by_path(structure)
-    for name in sorted({*weights, *(name for name in wanted if name.startswith("generator/"))}):
+    weights, all_paths = by_path(own), by_path(structure)
+    replaced = tuple(f"generator/{name}/" for name in own["generator"])
+    wanted = {name for name in all_paths if name.startswith(replaced)} | {*weights}
+    for name in sorted(wanted):
         found, needed = (
-            np.shape(tree[name]) if name in tree else "missing" for tree in (weights, wanted)
+            np.shape(tree[name]) if name in tree else "missing" for tree in (weights, all_paths)
         )
         if found != needed:
             raise UserError(

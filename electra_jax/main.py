@@ -50,7 +50,7 @@ def main() -> None:
     processes.process_flags(values)
     config, recipe = cli.parse_with_recipe(values, __doc__)
     processes.join(values.coordinator, values.num_processes, values.process_id)
-    work = {"pretrain": pretrain, "finetune": finetune}[config.task]
+    work = finetune if config.task == "finetune" else pretrain
     work(config, Path(workdir.value or f"runs/{recipe.stem}"))
 
 

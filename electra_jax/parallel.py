@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import Params, path_name
 from electra_jax.objectives import Objective
-from electra_jax.objectives.mlm import Batch, Sums
+from electra_jax.objectives.base import Batch, Sums
 from electra_jax.optimizer import OptimizerConfig
 from electra_jax.step import TrainState, eval_step, init_state, train_step
 

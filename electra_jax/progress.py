@@ -14,7 +14,7 @@ import numpy as np
 
 from electra_jax import metrics
 from electra_jax.console import Console
-from electra_jax.objectives.mlm import Sums
+from electra_jax.objectives.base import Sums
 
 HostBatch = dict[str, np.ndarray]
 Watch = Callable[[int, dict[str, float]], Iterable[str]]
@@ -35,6 +35,11 @@ SHOWN = {  # metric to its name on the console
     "rtd_recall": "recall",
     "replaced_fraction": "replaced",
     "reward": "reward",
+    "accuracy": "acc",
+    "f1": "f1",
+    "matthews": "matthews",
+    "spearman": "spearman",
+    "exact": "exact",
 }
 
 

@@ -24,8 +24,9 @@ from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.finetune.encoding import pack, windows
 from electra_jax.metrics import area_under_curve, score_histogram
-from electra_jax.objectives import Objective, make_objective
+from electra_jax.objectives import make_objective
 from electra_jax.objectives.electra import ReplacedTokenDetection
+from electra_jax.objectives.mlm import MaskedLanguageModel
 from electra_jax.prediction import Arrays, FeatureRows, predict_rows
 
 Answer = dict[str, Any]
@@ -155,7 +156,7 @@ def len_of(texts: Sequence[str] | TokenStore) -> int:
     return 1 if isinstance(texts, TokenStore) else len(texts)
 
 
-def require(config: ConfigDict, objective: Objective, mode: str, replace: bool) -> None:
+def require(config: ConfigDict, objective: MaskedLanguageModel, mode: str, replace: bool) -> None:
     """Raises UserError where a run does not have the network that a mode needs."""
     if mode == "detect" and not isinstance(objective, ReplacedTokenDetection):
         raise UserError(

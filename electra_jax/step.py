@@ -12,13 +12,16 @@ import zlib
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt32
 
 from electra_jax.modeling.electra import Params
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.objectives import Objective
-from electra_jax.objectives.mlm import Batch, Sums, is_real
+from electra_jax.objectives.base import Batch, Sums
+from electra_jax.objectives.mlm import is_real
 from electra_jax.optimizer import OptimizerConfig, learning_rate, make_optimizer, only_trained
+
+Seed = int | UInt32[Array, ""]  # the latter where several are vectorised over
 
 
 @jax.tree_util.register_dataclass
@@ -31,7 +34,7 @@ class TrainState:
     opt_state: optax.OptState
 
 
-def init_state(objective: Objective, optimizer: OptimizerConfig, seed: int) -> TrainState:
+def init_state(objective: Objective, optimizer: OptimizerConfig, seed: Seed) -> TrainState:
     """Step 0 with fresh parameters."""
     params = objective.init(stream(jax.random.key(seed), "init"))
     return TrainState(jnp.int32(0), params, make_optimizer(optimizer).init(params))
@@ -65,7 +68,7 @@ def train_step(
     *,
     objective: Objective,
     optimizer: OptimizerConfig,
-    seed: int,
+    seed: Seed,
     num_microbatches: int = 1,
     axis_name: str | None = None,
 ) -> tuple[TrainState, Sums]:
@@ -156,7 +159,7 @@ def eval_step(
     batch: Batch,
     *,
     objective: Objective,
-    seed: int,
+    seed: Seed,
     axis_name: str | None = None,
 ) -> Sums:
     """Metrics of a held-out batch. Dropout is off; masks depend on seed and row alone."""

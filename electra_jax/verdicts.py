@@ -10,9 +10,9 @@ from jaxtyping import Array, Float
 
 from electra_jax import masking
 from electra_jax.modeling.electra import Params
-from electra_jax.objectives import Objective
+from electra_jax.objectives.base import Batch
 from electra_jax.objectives.electra import ReplacedTokenDetection
-from electra_jax.objectives.mlm import Batch, context
+from electra_jax.objectives.mlm import MaskedLanguageModel, context
 from electra_jax.schedules import at
 from electra_jax.step import stream
 
@@ -59,14 +59,14 @@ def judged(objective: ReplacedTokenDetection, params: Params, batch: Batch) -> O
     return {"logits": logits}
 
 
-def filled(objective: Objective, top_k: int, params: Params, batch: Batch) -> Outputs:
+def filled(objective: MaskedLanguageModel, top_k: int, params: Params, batch: Batch) -> Outputs:
     """The generator's `proposals` [B, P, K] and their `probabilities` at `positions` [B, P]."""
     positions = batch["positions"]
     logits = objective.bind(params).generate(batch["input_ids"], context(batch), positions, None)
     return best(logits, top_k)
 
 
-def embedded(objective: Objective, pooling: str, params: Params, batch: Batch) -> Outputs:
+def embedded(objective: MaskedLanguageModel, pooling: str, params: Params, batch: Batch) -> Outputs:
     """`sums` of states [B, H] and how many there are, `weights` [B].
 
     Of the network that is kept. The states are those of all tokens of a row, or of [CLS] alone.

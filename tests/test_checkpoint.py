@@ -50,7 +50,7 @@ def make_state(abstract: TrainState, seed: int = 0) -> TrainState:
     return jax.tree.map(make, abstract)
 
 
-def assert_same(found: TrainState, expected: TrainState) -> None:
+def assert_same(found: TrainState | dict, expected: TrainState | dict) -> None:
     found, expected = tiny.flat(found), tiny.flat(expected)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -261,10 +261,7 @@ def test_parameters_come_alone_from_any_mesh(origin, tmp_path):
 
 
 def test_parameters_are_read_without_the_optimiser(two, tmp_path):
-    """A checkpoint whose moments are gone still has its parameters; and memory stays that of one.
-
-    Moments are most of the bytes of a state: what is read is counted where TensorStore opens it.
-    """
+    """Moments are most of the bytes of a state. What is opened is listed where Orbax reads it."""
     opened = []
     read = ocp.type_handlers.NumpyHandler.deserialize
 
@@ -278,11 +275,10 @@ def test_parameters_are_read_without_the_optimiser(two, tmp_path):
     assert opened and all(name.startswith("params.") for name in opened)
 
 
-@pytest.mark.parametrize("step", [None, 7])
-def test_parameters_of_no_checkpoint(step, two, tmp_path):
-    with pytest.raises(UserError, match=rf"^{tmp_path} has no checkpoint.*there are: none$"):
-        restore_params(tmp_path, step)
-    with pytest.raises(UserError, match=r"has no checkpoint of step 7; there are: 1, 2$"):
+def test_parameters_of_no_checkpoint(two, tmp_path):
+    with pytest.raises(UserError, match=rf"^{tmp_path}: there is no checkpoint$"):
+        restore_params(tmp_path)
+    with pytest.raises(UserError, match=r"there is no checkpoint of step 7; there are 1, 2$"):
         restore_params(two, 7)
 
 

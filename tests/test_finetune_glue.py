@@ -10,7 +10,7 @@ import tiny_tfds
 from electra_jax.data.tokenizer import SPECIAL_TOKENS
 from electra_jax.data.wordpiece import WordPiece
 from electra_jax.errors import UserError
-from electra_jax.finetune import glue
+from electra_jax.finetune import glue, submit
 from electra_jax.finetune.encoding import encode_texts, pair_lengths
 from electra_jax.finetune.glue import GlueTask
 from electra_jax.finetune.sentences import Example
@@ -147,7 +147,7 @@ def test_text_that_is_not_utf8_is_named(tmp_path):
 
 def test_malformed_training_rows_can_be_skipped_others_never(tmp_path):
     text = "sentence\tlabel\na\t1\nbroken\nb\t0\n"
-    source = folder(tmp_path, "SST-2", train=text, dev=text)
+    source = folder(tmp_path, "SST-2", train=text, dev=text, test="")
     log: list[str] = []
     task = GlueTask("sst2", source, on_error="skip", log=log.append)
     assert [example.text_a for example in task.read("train")] == ["a", "b"]
@@ -282,7 +282,7 @@ def test_scores_follow_the_task(tmp_path):
 
 
 def test_similarity_is_scaled_and_comes_back_in_its_unit(tmp_path):
-    task = GlueTask("stsb", str(tmp_path))
+    task = GlueTask("stsb", folder(tmp_path, "STS-B", test=""))
     examples = pairs(4, (0.0, 2.5, 5.0, 1.0))
     rows = task.features(examples, TOKENIZER, 16, training=False)
     assert rows["label"].dtype == np.float32
@@ -340,3 +340,40 @@ def test_compressed_files_are_read(tmp_path):
     (tmp_path / "cut.gz").write_bytes(gzip.compress(b"a" * 1000)[:-9])
     with pytest.raises(UserError, match=r"cut\.gz: cannot be read: "):
         read_lines(tmp_path / "cut.gz")
+
+
+def test_submission_takes_the_best_trial_of_each_run(tmp_path, monkeypatch, capsys):
+    """`electra_jax.finetune.submit` with a run of two trials, and one run for each other file."""
+    runs = []
+    for number, name in enumerate(glue.SUBMISSION):
+        run = tmp_path / f"run_{number}"
+        trials = ["trial_0", "trial_1"] if number == 0 else [""]
+        scores = [{"scores": {"dev": {"accuracy": 0.1 + place}}} for place in range(2)]
+        results = {"main_metric": "accuracy", "trials": scores} if number == 0 else {"scores": {}}
+        for trial in trials:
+            (run / trial / "predictions").mkdir(parents=True)
+            (run / trial / "predictions" / f"{name}.tsv").write_text(f"of {trial or 'the run'}\n")
+        (run / "results.json").write_text(json.dumps(results))
+        runs.append(str(run))
+    out = tmp_path / "glue.zip"
+    monkeypatch.setattr("sys.argv", ["submit", f"--out={out}", *runs])
+    submit.main()
+    assert capsys.readouterr().out == f"{out}\n"
+    with zipfile.ZipFile(out) as archive:
+        assert archive.namelist() == [f"{name}.tsv" for name in glue.SUBMISSION]
+        assert archive.read(f"{glue.SUBMISSION[0]}.tsv") == b"of trial_1\n"
+    monkeypatch.setattr("sys.argv", ["submit", f"--out={tmp_path / 'less.zip'}", *runs[1:]])
+    with pytest.raises(UserError, match=r"AX.tsv missing"):
+        submit.main()
+    with pytest.raises(UserError, match="there is no finished run"):
+        submit.submission_files(tmp_path)
+
+
+def test_splits_that_are_not_there_are_not_predicted(tmp_path):
+    folder = tmp_path / "RTE"
+    folder.mkdir()
+    (folder / "dev.tsv").write_text("index\tsentence1\tsentence2\tlabel\n")
+    lines = []
+    task = glue.GlueTask("rte", str(tmp_path), log=lines.append)
+    assert (task.eval_splits, task.test_splits) == (("dev",), ())
+    assert lines == [f"there is no {folder}/test.tsv: nothing to predict there"]

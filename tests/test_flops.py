@@ -33,7 +33,11 @@ def test_published_sizes(hidden, layers, embedding, generator, length, predictio
         ("electra", "embeddings", 32),
         ("electra", "none", 8),
         ("electra", "all", 8),
+        ("electra", "gdes", 8),
         ("mlm", "embeddings", 8),
+        ("electra_15", "embeddings", 8),
+        ("replace_mlm", "embeddings", 8),
+        ("adversarial", "embeddings", 8),
     ],
 )
 def test_formula_equals_the_matrix_products_of_a_training_step(kind, sharing, embedding):
@@ -53,6 +57,20 @@ def test_formula_equals_the_matrix_products_of_a_training_step(kind, sharing, em
     predictions = masked.masked_positions.shape[1]
     per_token = train_flops_per_token(objective.model, tiny.LENGTH, predictions)
     assert counted == pytest.approx(per_token * 3 * tiny.LENGTH, rel=1e-12)
+
+
+def test_what_is_not_run_does_not_count():
+    def flops(kind: str, passes: int = 3) -> float:
+        model = tiny.objective(kind, full_size=True).model
+        return train_flops_per_token(model, tiny.LENGTH, 4, passes)
+
+    electra, bert = flops("electra"), flops("mlm")
+    assert flops("electra", passes=1) == pytest.approx(electra - 2 / 3 * bert)
+    words = flops("replace_mlm") - bert  # at 4 of 32 positions
+    assert flops("replace_mlm") == pytest.approx(2 * bert)
+    head = 2 * 32 * 8 + 2 * 8 * tiny.VOCAB
+    every = words + 3 * head * 28 / 32 + 3 * 2 * 32  # and the gate
+    assert flops("all_tokens_mlm") == pytest.approx(every)  # without a generator
 
 
 @pytest.mark.parametrize(

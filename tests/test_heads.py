@@ -1,6 +1,7 @@
 """Heads and losses of fine-tuning, against NumPy."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,11 @@ from scipy import special
 
 from electra_jax.finetune.objective import FineTuning
 from electra_jax.modeling import heads
+from electra_jax.modeling.electra import path_name
 from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.modeling.heads import HeadConfig
 from electra_jax.objectives.mlm import context
+from electra_jax.parallel import RULES
 
 ENCODER = EncoderConfig(
     vocab_size=50,
@@ -196,6 +199,7 @@ def test_every_parameter_learns(kind, style):
         "tagging": np.broadcast_to(np.arange(LENGTH, dtype=np.int32) % 3, (3, LENGTH)),
     }
     rows = spans(batch()) | ({"label": labels[kind]} if kind in labels else {})
+    rows = jax.tree.map(jnp.asarray, rows)
 
     def loss(params):
         found = objective.sums(params, rows, (), jax.random.key(0), jax.random.key(1), False)
@@ -211,3 +215,13 @@ def test_dropout_of_the_head_is_on_in_training_only():
     once, again = (np.asarray(head(hidden, jax.random.key(seed))) for seed in (1, 2))
     assert (once != again).any()
     np.testing.assert_array_equal(head(hidden, None), head(hidden, None))
+
+
+@pytest.mark.parametrize("style", ["original", "huggingface"])
+@pytest.mark.parametrize("kind", heads.KINDS)
+def test_every_parameter_matches_exactly_one_sharding_rule(kind, style):
+    objective = FineTuning(ENCODER, HeadConfig(kind, 3, style))
+    for path, leaf in jax.tree.leaves_with_path(objective.structure()):
+        name = f"params/{path_name(path)}"
+        (split,) = (split for pattern, split in RULES if re.search(pattern, name))
+        assert len(split) <= leaf.ndim, name

@@ -16,6 +16,7 @@ from electra_jax import masking
 from electra_jax.data import tokenizer
 from electra_jax.masking import Masked
 from electra_jax.modeling.electra import PADDED_LOGIT
+from electra_jax.objectives.mlm import context
 
 KEY = jax.random.key(0)
 
@@ -378,7 +379,7 @@ def padded(logits: np.ndarray) -> np.ndarray:
     return np.pad(logits, (0, width - len(logits)), constant_values=PADDED_LOGIT)
 
 
-def draw(logits: np.ndarray, label: int, count: int, **options) -> np.ndarray:
+def draw(logits: np.ndarray, label: int, count: int, key=KEY, **options) -> np.ndarray:
     """Independent samples from one distribution."""
     shape = (256, 8)
     many = jnp.broadcast_to(jnp.float32(logits), (*shape, len(logits)))
@@ -392,7 +393,7 @@ def draw(logits: np.ndarray, label: int, count: int, **options) -> np.ndarray:
             keys,
         )
 
-    return np.ravel(repeat(jax.random.split(KEY, -(-count // (256 * 8)))))
+    return np.ravel(repeat(jax.random.split(key, -(-count // (256 * 8)))))
 
 
 @pytest.mark.parametrize(
@@ -416,6 +417,34 @@ def test_samples_follow_the_softmax(temperature, disallow_correct):
     expected = odds / odds.sum() * samples.size
     assert expected.min() > 5
     assert stats.chisquare(counts[allowed], expected).pvalue > 0.01
+
+
+@functools.cache
+def logits_of_a_bfloat16_network() -> np.ndarray:
+    objective = tiny.objective(vocab_size=200, dtype=jnp.dtype("bfloat16"), init_stddev=0.3)
+    batch = jax.device_put(tiny.batch([[[*range(5, 25)]]]))
+
+    @jax.jit
+    def logits(key):
+        model = objective.bind(objective.init(key))
+        return model.generate(batch["input_ids"], context(batch), jnp.array([[3]]), None)
+
+    return np.asarray(logits(KEY)[0, 0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_a_million_samples_of_a_bfloat16_network_follow_its_float32_softmax(temperature):
+    logits = logits_of_a_bfloat16_network()
+    assert logits.dtype == np.float32
+    samples = draw(logits, 0, 1_000_000, jax.random.key(1), temperature=temperature)
+    counts = np.bincount(samples, minlength=200)
+    odds = np.exp(logits[:200].astype(np.float64) / temperature)
+    expected = odds / odds.sum() * counts.sum()
+    assert expected.min() > 5
+    assert expected.max() > 2 * expected.mean()
+    assert len(counts) == 200
+    assert stats.chisquare(counts, expected).pvalue > 0.01
 
 
 def test_label_can_be_disallowed_where_its_block_holds_nothing_else():

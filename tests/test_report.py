@@ -22,6 +22,13 @@ RTD = {
     "rtd_recall": 0.6,
     "replaced_fraction": 0.1,
 }
+OTHERS = {
+    "reconstruction_loss": 1.5,
+    "reconstruction_accuracy": 0.7,
+    "copy_rate": 0.8,
+    "reward": 0.4,
+    "baseline_loss": 0.6,
+}
 SPEED = {"learning_rate": 1e-4, "grad_norm": 1.0, "tokens_per_second": 1234.0, "mfu": 0.4}
 
 
@@ -85,7 +92,7 @@ def tiles(text):
 @pytest.fixture(scope="module")
 def full_run(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("full_run")
-    report(workdir, [*rows(MLM | RTD), {"step": 300, "eval/mlm_loss": 2.25}])
+    report(workdir, [*rows(MLM | RTD | OTHERS), {"step": 300, "eval/mlm_loss": 2.25}])
     return workdir
 
 
@@ -101,6 +108,8 @@ def test_a_full_run_shows_every_figure_and_the_last_evaluation(full_page):
         "MLM accuracy": "50.0%",
         "RTD AUC": "0.950",
         "RTD loss": "0.2000",
+        "reconstruction loss": "1.500",
+        "reconstruction accuracy": "70.0%",
         "tokens per second": "1,234",
         "steps": "300",
     }
@@ -167,7 +176,7 @@ def test_a_run_without_discriminator_shows_no_detection(tmp_path):
 
 
 def test_a_run_without_evaluation_says_so(tmp_path):
-    text = report(tmp_path, rows(MLM | RTD, splits=("train/",)))
+    text = report(tmp_path, rows(MLM | RTD | OTHERS, splits=("train/",)))
     assert "No evaluation has been logged yet" in text
     assert tiles(text).keys() == {"tokens per second", "steps"}
     assert Page(text).captions == RTD_FIGURES

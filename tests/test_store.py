@@ -94,6 +94,19 @@ def test_shards_read_as_one(write, monkeypatch):
         np.testing.assert_array_equal(shards.lines(split), whole.lines(split))
 
 
+def test_token_counts_are_those_of_all_shards(write, monkeypatch):
+    monkeypatch.setattr(store_module, "_COUNTED_AT_ONCE", 300)
+    monkeypatch.setattr(store_module, "SHARD_TOKENS", 1000)
+    store = write(stdlib_documents(), size=10)
+    counts = store.token_counts("train")
+    everything = np.concatenate([[], *encoded_documents(store, "train")]).astype(int)
+    assert counts.sum() == store.manifest["splits"]["train"]["tokens"] > 10_000
+    assert len(store.manifest["splits"]["train"]["shards"]) > 1
+    np.testing.assert_array_equal(
+        counts, np.bincount(everything, minlength=store.tokenizer.vocab_size)
+    )
+
+
 def test_tokens_fetches_ranges_of_many_shards():
     tokens = Tokens([np.arange(0, 5), np.arange(5, 6), np.arange(6, 10)])
     starts, sizes = np.array([6, 0, 5, 3, 2]), np.array([4, 2, 1, 2, 0])

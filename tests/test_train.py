@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ import tiny_tfds
 from electra_jax import cli, main, parallel, pretrain, train
 from electra_jax.data import layout
 from electra_jax.data.store import open_store
+from electra_jax.export import export
 from electra_jax.interruption import Interruption
 from electra_jax.objectives import make_objective
 from electra_jax.optimizer import OptimizerConfig
@@ -123,6 +125,40 @@ def test_metrics_are_those_documented(place, straight):
     assert steps == sorted(steps) and len(steps) == 20 + 3
 
 
+def test_a_run_starts_from_exported_weights(place, straight, monkeypatch, capsys):
+    """The first update has the rate 0, so the parameters after it are those of the source."""
+    for part in ("discriminator", "generator"):
+        export(place / "straight", place / part, part)
+    flags = [
+        "--config.num_train_steps=1",
+        "--config.data.vocab=generator/vocab.txt",
+        "--config.init_from=discriminator,generator",
+    ]
+    assert run_here(monkeypatch, place, "from_weights", *flags) == 0
+    out = capsys.readouterr().out
+    assert "  electra.embeddings.word_embeddings.weight -> embeddings/word\n" in out
+    assert "initialized: nothing\n" in out
+    assert "from_weights: starting at step 0\n" in out
+    found, expected = (read_metrics(place / run)[-1] for run in ("from_weights", "straight"))
+    assert (found.pop("step"), expected.pop("step")) == (1, 20)
+    assert found.keys() == expected.keys()
+    np.testing.assert_allclose([*found.values()], [expected[name] for name in found], rtol=1e-5)
+    # Going on needs no weights to start from.
+    for part in ("discriminator", "generator"):
+        shutil.rmtree(place / part)
+    shutil.copytree(place / "straight" / "tokenizer", place / "generator")
+    assert run_here(monkeypatch, place, "from_weights", *flags) == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_weights_that_do_not_fit_leave_nothing_behind(place, straight, monkeypatch, capsys):
+    flags = ["--config.init_from=straight", "--config.data.vocab=straight/tokenizer/vocab.txt"]
+    flags.append("--config.model.hidden_size=64")
+    assert run_here(monkeypatch, place, "bad", *flags) == 2
+    assert "hidden_size is 32 there and 64 here" in capsys.readouterr().err
+    assert not (place / "bad").exists()
+
+
 def test_metrics_have_the_names_of_the_contract(place, straight):
     names = set().union(*read_metrics(place / "straight"))
     measures = {
@@ -182,6 +218,70 @@ def test_killed_run_goes_on_as_if_nothing_had_happened(place, straight):
     assert steps_before == batches[:11]
     assert (place / "killed.batches").read_text().splitlines()[11:] == batches[7:]
     tiny_run.assert_same_run(place / "killed", place / "straight", 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signals", ["12:SIGKILL", "15:SIGTERM"])  # in the second stage
+def test_interrupted_run_begins_its_second_stage_at_the_same_step(place, signals):
+    """Killed, it goes on from step 7, of the first stage; stopped, from where it is."""
+    flags = [
+        "--config.algorithm=two_stage",
+        "--config.generator.sharing=gdes",
+        "--config.generator.mle_steps=10",
+    ]
+    if not (place / "stages").exists():
+        straight = tiny_run.run(place, "stages", *flags)
+        assert straight.returncode == 0, straight.stderr
+        assert "compilations since" not in straight.stdout
+    rows = [row for row in read_metrics(place / "stages") if "train/loss" in row]
+    assert [row["step"] for row in rows if "train/rtd_loss" not in row] == list(range(1, 11))
+    workdir = signals.replace(":", "")
+    interrupted = tiny_run.run(place, workdir, *flags, signals=signals)
+    assert interrupted.returncode == (-9 if "KILL" in signals else 42), interrupted.stderr
+    resumed = tiny_run.run(place, workdir, *flags)
+    assert resumed.returncode == 0, resumed.stderr
+    place_of_start = r"resuming at step 7\n" if "KILL" in signals else r"resuming at step 1[4-6]\n"
+    assert re.search(place_of_start, resumed.stdout)
+    tiny_run.assert_same_run(place / workdir, place / "stages", 20)
+
+
+@pytest.mark.slow
+def test_frozen_generator_of_another_run_stays_what_it_was(place, straight, monkeypatch, capfd):
+    """All of it, weight decay or not; and reconstruction metrics are those of the contract."""
+    flags = {
+        "objective": "all_tokens_mlm",
+        "loss.discriminator_weight": "1",
+        "optimizer.weight_decay": "0.5",
+        "generator.kind": "frozen",
+        "generator.sharing": "gdes",
+        "generator.init_from": "straight",
+    }
+    given = [f"--config.{name}={value}" for name, value in flags.items()]
+    assert run_here(monkeypatch, place, "frozen", *given) == 0, capfd.readouterr().err
+    source, made = tiny_run.arrays(place / "straight", 20), tiny_run.arrays(place / "frozen", 20)
+    kept = [name for name in made if name.startswith(("params/generator/", "params/embeddings/"))]
+    assert len(kept) > 10
+    for name in kept:
+        np.testing.assert_array_equal(made[name], source[name], err_msg=name)
+    moments = [name for name in made if "opt_state" in name and "/generator/" in name]
+    assert moments and not any(made[name].any() for name in moments)
+    names = {name for row in read_metrics(place / "frozen") for name in row if "/" in name}
+    measures = "loss mlm_loss mlm_accuracy sampled_mlm_accuracy reconstruction_loss"
+    measures += " reconstruction_accuracy copy_rate replaced_fraction"
+    assert names == {f"{part}/{name}" for part in ("train", "eval") for name in measures.split()}
+
+
+def test_unigram_generator_counts_the_store_that_it_corrupts(place, straight, monkeypatch, capfd):
+    made = []
+    original = train.make_objective
+    monkeypatch.setattr(train, "make_objective", lambda *x: made.append(original(*x)) or made[-1])
+    flags = ["--config.generator.kind=unigram", "--config.generator.width=0.25"]
+    flags += ["--config.num_train_steps=2"]
+    assert run_here(monkeypatch, place, "unigram", *flags) == 0, capfd.readouterr().err
+    store = open_store(next((place / "data").iterdir()))
+    assert made[0].frequencies == tuple(store.token_counts("train"))
+    names = {name for row in read_metrics(place / "unigram") for name in row}
+    assert "eval/rtd_auc" in names and "eval/mlm_loss" not in names
 
 
 def test_finished_run_has_nothing_to_do(place, straight, monkeypatch, capfd):

@@ -6,6 +6,7 @@
 import dataclasses
 import functools
 import math
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,17 +14,20 @@ import numpy as np
 import pytest
 import tiny
 from flax import nnx
+from ml_collections import ConfigDict
 from test_objectives import SAMPLES, init, mask, sums
 
 from electra_jax import masking, metrics, parallel
 from electra_jax.config import get_config, model_config
+from electra_jax.data import tokenizer
 from electra_jax.masking import Masked
 from electra_jax.modeling.electra import PADDED_LOGIT, structure, tower_embeddings
 from electra_jax.objectives import Objective, make_objective
 from electra_jax.objectives.adversarial import policy_sums
 from electra_jax.objectives.corruption import frequency_logits
-from electra_jax.objectives.mlm import context
+from electra_jax.objectives.mlm import MaskedLanguageModel, context
 from electra_jax.objectives.reconstruction import copy_sums
+from electra_jax.optimizer import only_trained
 from electra_jax.progress import compilations
 from electra_jax.schedules import Ramp, at
 from electra_jax.step import TrainState, init_state
@@ -32,23 +36,23 @@ BATCH = tiny.packed(8)
 FOUR = jax.device_put(tiny.packed(4))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 4), static_argnames="step")
-def gradients(objective: Objective, params, batch, masked, term: str, step: int | None = None):
-    """Of one loss term."""
+@functools.cache
+def gradients(objective: Objective) -> dict[str, dict[str, np.ndarray]]:
+    """By loss term and parameter."""
+    masked = mask(objective, FOUR)
+    terms = objective.totals(FOUR, masked).keys()
 
-    def loss(params):
-        at_step = None if step is None else jnp.int32(step)
-        pairs = objective.sums(params, batch, masked, SAMPLES, None, False, at_step)
-        return pairs[term][0] / jnp.maximum(pairs[term][1], 1.0)
+    def losses(params):
+        pairs = objective.sums(params, FOUR, masked, SAMPLES, None, False)
+        return {term: pairs[term][0] for term in terms}
 
-    return jax.grad(loss)(params)
+    slopes = jax.jit(jax.jacrev(losses))(init(objective))
+    return {term: tiny.flat(slopes[term]) for term in terms}
 
 
-def reached(objective: Objective, term: str, step: int | None = None) -> set[str]:
+def reached(objective: Objective, term: str) -> set[str]:
     """The parameters that the gradient of a loss term reaches."""
-    params, batch = init(objective), FOUR
-    slopes = gradients(objective, params, batch, mask(objective, batch), term, step)
-    return {name for name, slope in tiny.flat(slopes).items() if slope.any()}
+    return {name for name, slope in gradients(objective)[term].items() if slope.any()}
 
 
 def starting_with(objective: Objective, *beginnings: str) -> set[str]:
@@ -180,8 +184,6 @@ def test_electra_15_is_electra_where_everything_is_selected():
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
     assert some.totals(batch, masked) == every.totals(batch, masked)
-    usual = mask(every, batch)
-    assert sums(some, params, batch, usual)["rtd_loss"][1] == usual.weights.sum()
 
 
 @pytest.mark.parametrize("length", [32, 29])  # of parts of 4 positions: the last one is not full
@@ -257,8 +259,6 @@ def test_all_tokens_mlm_in_parts_is_that_of_all_at_once():
 
 def test_uniform_is_unigram_on_a_flat_corpus():
     lines = ["tokens start words", "words start with tokens"] * 5
-    from electra_jax.data import tokenizer
-
     settings = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
     trained = tokenizer.train("wordpiece", lines, 100, **settings)
     config = get_config()
@@ -272,7 +272,7 @@ def test_uniform_is_unigram_on_a_flat_corpus():
 
 
 def test_frequencies_are_what_is_sampled():
-    objective = tiny.objective("all_tokens_mlm", vocab_size=300)
+    objective = tiny.objective("all_tokens_mlm")
     frequencies = tuple(float(x) for x in np.random.default_rng(0).integers(0, 4, 300))
     objective = dataclasses.replace(objective, frequencies=frequencies)
     batch = jax.device_put(tiny.packed(2000))
@@ -280,7 +280,8 @@ def test_frequencies_are_what_is_sampled():
 
     @jax.jit
     def samples(batch, masked):
-        logits = objective.generator_logits(None, batch, masked, None)
+        model = objective.bind(init(objective))
+        logits = objective.generator_logits(model, batch, masked, None)
         return objective.corrupt(logits, batch, masked, SAMPLES, None)[0]
 
     drawn = np.asarray(samples(batch, masked))[np.asarray(masked.weights) > 0]
@@ -299,9 +300,11 @@ def test_frequencies_are_what_is_sampled():
 def run(objective: Objective, num_steps: int, state: TrainState | None = None, **optimizer):
     """The states before and after each step, and the metrics of each, on one device."""
     program = one_device(objective, tuple(optimizer.items()))
+    layout = jax.tree.map(lambda x: x.sharding, program.abstract_state)
     states, history = [jax.device_get(state or program.init())], []
     for _ in range(num_steps):
-        state, pairs = program.train_step(jax.device_put(states[-1]), program.place(BATCH))
+        state = jax.device_put(states[-1], layout)
+        state, pairs = program.train_step(state, program.place(BATCH))
         states.append(jax.device_get(state))
         history.append(metrics.summarize(jax.device_get(pairs), objective.loss_terms))
     return states, history
@@ -309,9 +312,7 @@ def run(objective: Objective, num_steps: int, state: TrainState | None = None, *
 
 @functools.cache
 def one_device(objective: Objective, optimizer: tuple = ()) -> parallel.Program:
-    mesh = parallel.make_mesh(
-        get_config().parallel.copy_and_resolve_references(), jax.devices()[:1]
-    )
+    mesh = parallel.make_mesh(get_config().parallel, jax.devices()[:1])
     return parallel.make_program(mesh, objective, tiny.optimizer(**dict(optimizer)), 0)
 
 
@@ -326,10 +327,13 @@ def with_moments(state: TrainState) -> set[str]:
 
 @pytest.mark.parametrize("sharing", ["none", "gdes"])
 def test_second_stage_begins_with_the_generators_weights_and_freezes_them(sharing):
-    objective = tiny.objective("two_stage", sharing, embedding_size=32, init_stddev=0.1)
+    width = {"none": {"embedding_size": 32}, "gdes": {}}[sharing]
+    objective = tiny.objective("two_stage", sharing, init_stddev=0.1, **width)
     tables = "embeddings/" if sharing == "gdes" else "generator/embeddings/"
     of_generator = starting_with(objective, "generator/", tables)
-    states, history = run(objective, 5, warmup_steps=1)  # steps 0 and 2 have rate 0
+    states, history = (
+        trained("two_stage") if sharing == "gdes" else run(objective, 5, warmup_steps=1)
+    )  # steps 0 and 2 have rate 0
     assert moved(states[1], states[2]) == of_generator
     assert with_moments(states[2]) == of_generator
     assert [set(line) & {"mlm_loss", "rtd_loss"} for line in history] == [
@@ -365,8 +369,6 @@ def test_two_stages_without_a_first_one_have_a_frozen_random_generator():
     config.model.update(hidden_size=32, num_layers=1, embedding_size=8, max_positions=32)
     config.generator.update(sharing="gdes", width=1.0)
     config.algorithm = "two_stage"
-    from electra_jax.data import tokenizer
-
     settings = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
     trained = tokenizer.train("wordpiece", ["tokens start words"] * 5, 100, **settings)
     two_stage = make_objective(config, trained)
@@ -384,27 +386,90 @@ def test_two_stages_without_a_first_one_have_a_frozen_random_generator():
     assert objective.loss_terms == {"rtd_loss": 50.0}
 
 
-def test_resuming_in_either_stage_is_exact():
-    for kind in ("two_stage", "adversarial", "replace_mlm"):
-        objective = tiny.objective(kind, init_stddev=0.1)
-        straight, history = run(objective, 5, warmup_steps=1)
+@dataclasses.dataclass(frozen=True)
+class FrozenEncoder(MaskedLanguageModel):
+    """Of parameters that have gradients, some do not train."""
+
+    def is_trained(self, name, step):
+        return "/encoder/" not in name
+
+
+def test_frozen_parameters_stay_even_where_they_have_gradients():
+    usual = tiny.objective("mlm", init_stddev=0.1)
+    objective = FrozenEncoder(usual.model, usual.masking)
+    frozen = {name for name in tiny.flat(objective.structure()) if "/encoder/" in name}
+    states, _ = run(objective, 3, warmup_steps=1, weight_decay=0.5)
+    assert moved(states[0], states[3]) == tiny.flat(states[0].params).keys() - frozen
+    assert with_moments(states[3]) == tiny.flat(states[0].params).keys() - frozen
+    ones = jax.tree.map(jnp.ones_like, states[0].params)
+    kept = only_trained(ones, functools.partial(objective.is_trained, step=None))
+    assert {name for name, x in tiny.flat(kept).items() if not x.any()} == frozen
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.slow if kind == "electra_15" else [])
+        for kind in tiny.VARIANTS
+    ],
+)
+def test_resuming_is_exact_and_nothing_is_compiled_after_step_one(kind):
+    """Resumed just before, at and after the step where stages and algorithms change."""
+    objective = tiny.objective(kind, init_stddev=0.1)
+    straight, history = trained(kind)
+    with compilations() as compiled:
         for step in (1, 2, 3):
-            fresh = jax.tree.map(np.copy, straight[step])
-            again, tail = run(objective, 5 - step, fresh, warmup_steps=1)
+            again, tail = run(objective, 5 - step, straight[step], warmup_steps=1)
             assert tail == history[step:]
             for name, value in tiny.flat(straight[5]).items():
                 np.testing.assert_array_equal(tiny.flat(again[-1])[name], value, err_msg=name)
-
-
-@pytest.mark.parametrize("kind", tiny.VARIANTS)
-def test_nothing_is_compiled_after_step_one(kind):
-    program = one_device(tiny.objective(kind, init_stddev=0.1), (("warmup_steps", 1),))
-    with compilations() as compiled:
-        state, _ = program.train_step(program.init(), program.place(BATCH))
-        compiled.clear()
-        for _ in range(3):
-            state, _ = program.train_step(state, program.place(BATCH))
     assert not compiled
+
+
+@functools.cache
+def trained(kind: str):
+    return run(tiny.objective(kind, init_stddev=0.1), 5, warmup_steps=1)
+
+
+def test_names_of_all_metrics_are_in_the_contract():
+    text = (Path(__file__).parents[1] / "docs" / "design.md").read_text()
+    for kind in tiny.VARIANTS:
+        for line in trained(kind)[1]:
+            assert [name for name in line if f"`{name}`" not in text] == ["tokens"]
+
+
+TOPOLOGIES = {"sharded": ((2, 2, 2), "jit"), "pmapped": ((8, 1, 1), "pmap")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "topology"),
+    [
+        *[(kind, "sharded") for kind in ("all_tokens_mlm", "two_stage", "adversarial")],
+        *[
+            pytest.param(kind, topology, marks=pytest.mark.slow)
+            for kind in tiny.VARIANTS
+            for topology in TOPOLOGIES
+            if topology == "pmapped" or kind in ("electra_15", "replace_mlm")
+        ],
+    ],
+)
+def test_training_is_the_same_on_any_topology(kind, topology):
+    sizes, api = TOPOLOGIES[topology]
+    mesh = parallel.make_mesh(ConfigDict(dict(zip(("data", "fsdp", "tensor"), sizes, strict=True))))
+    objective = tiny.objective(kind, init_stddev=0.1)
+    program = parallel.make_program(
+        mesh, objective, tiny.optimizer(warmup_steps=1), 0, num_microbatches=1, api=api
+    )
+    states, history = trained(kind)
+    layout = jax.tree.map(lambda x: x.sharding, program.abstract_state)
+    state = jax.device_put(states[0], layout)
+    for expected in history:
+        state, pairs = program.train_step(state, program.place(BATCH))
+        found = metrics.summarize(jax.device_get(pairs), objective.loss_terms)
+        assert found == pytest.approx(expected, rel=1e-4)
+    expected = tiny.flat(states[5].params)
+    for name, value in tiny.flat(state.params).items():
+        np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-5, err_msg=name)
 
 
 def test_ramps():
@@ -416,15 +481,17 @@ def test_ramps():
 
 def test_ramps_change_loss_and_temperature():
     objective = tiny.objective("replace_mlm", init_stddev=0.1)  # 3 to 1 in 4 steps
-    _, history = run(objective, 5, warmup_steps=1)
+    _, history = trained("replace_mlm")
     weights = [(line["loss"] - line["mlm_loss"]) / line["reconstruction_loss"] for line in history]
     assert weights == pytest.approx([3, 2.5, 2, 1.5, 1], rel=1e-5)
-    params, masked = init(objective), mask(objective, BATCH)
-    early, late = (
-        jax.jit(lambda step: objective.sums(params, BATCH, masked, SAMPLES, None, False, step))(x)
-        for x in (jnp.int32(0), jnp.int32(3))
-    )
-    end = sums(objective, params, BATCH, masked, evaluation=False)
+    params, masked = init(objective), mask(objective, FOUR)
+
+    @jax.jit
+    def sums_at(step):
+        return objective.sums(params, FOUR, masked, SAMPLES, None, False, step)
+
+    early, late = sums_at(jnp.int32(0)), sums_at(jnp.int32(3))
+    end = sums(objective, params, FOUR, masked, evaluation=False)
     np.testing.assert_array_equal(late["replaced_fraction"], end["replaced_fraction"])
     assert (early["reconstruction_loss"] != end["reconstruction_loss"]).any()
 
@@ -433,13 +500,26 @@ def test_ramps_change_loss_and_temperature():
 
 
 def test_gdes_keeps_the_discriminators_gradients_from_the_generators_tables():
-    objective = tiny.objective(sharing="gdes", init_stddev=0.2)
-    assert reached(objective, "rtd_loss") == starting_with(objective, "discriminator/")
+    """Even where the discriminator predicts words, and its output is its table, too."""
+    objective = tiny.objective("replace_mlm", sharing="gdes", init_stddev=0.2)
+    assert reached(objective, "reconstruction_loss") == starting_with(objective, "discriminator/")
     assert reached(objective, "mlm_loss") == starting_with(objective, "generator/", "embeddings/")
     assert starting_with(objective, "discriminator/embeddings/") == {
         f"discriminator/embeddings/{name}"
         for name in ("word", "position", "token_type", "norm/scale", "norm/bias")
     }
+    params = init(objective)
+    own = params["discriminator"]["embeddings"]
+    shifted = {
+        "discriminator": {
+            **params["discriminator"],
+            "embeddings": {**own, "word": own["word"] + 0.5},
+        }
+    }
+    model = nnx.merge(structure(objective.model)[0], params | shifted)
+    np.testing.assert_array_equal(model.discriminator_words(), params["embeddings"]["word"] + 0.5)
+    read = tower_embeddings(params | shifted, "discriminator")["word"]
+    np.testing.assert_array_equal(read, model.discriminator_words())
 
 
 def test_gdes_starts_as_shared_embeddings():
@@ -454,28 +534,13 @@ def test_gdes_starts_as_shared_embeddings():
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
 
 
-@pytest.mark.parametrize("kind", ["replace_mlm", "all_tokens_mlm"])
-def test_words_that_the_main_network_predicts_are_tied_to_those_it_reads(kind):
-    objective = tiny.objective(kind, sharing="gdes", init_stddev=0.2)
-    own = reached(objective, "reconstruction_loss")
-    assert own == starting_with(objective, "discriminator/")
-    params = init(objective)
-    residual = params["discriminator"]["embeddings"]["word"] + 0.5
-    params["discriminator"]["embeddings"]["word"] = residual
-    graph = structure(objective.model)[0]
-    words = nnx.merge(graph, params).discriminator_words()
-    np.testing.assert_array_equal(words, params["embeddings"]["word"] + 0.5)
-    np.testing.assert_array_equal(words, tower_embeddings(params, "discriminator")["word"])
-
-
-@pytest.mark.parametrize("kind", ["electra_15", "replace_mlm"])
-def test_main_network_reaches_the_generator_through_shared_tables_only(kind):
-    objective = tiny.objective(kind, init_stddev=0.2)
-    main = reached(objective, objective.main_term)
-    assert main == starting_with(objective, "discriminator/", "embeddings/")
-    assert reached(objective, "mlm_loss") == starting_with(
-        objective, "generator/", "embeddings/"
-    ) - {"generator/baseline/kernel"}
+def test_main_network_reaches_the_generator_through_shared_tables_only():
+    objective = tiny.objective("replace_mlm", init_stddev=0.2)
+    tables = "embeddings/"
+    assert reached(objective, "reconstruction_loss") == starting_with(
+        objective, "discriminator/", tables
+    )
+    assert reached(objective, "mlm_loss") == starting_with(objective, "generator/", tables)
 
 
 def test_adversarial_loss_reaches_the_generator_through_the_policy_alone():
@@ -487,11 +552,8 @@ def test_adversarial_loss_reaches_the_generator_through_the_policy_alone():
     assert reached(objective, "policy_loss") == generator
     assert reached(objective, "mlm_loss") == generator
     assert reached(objective, "baseline_loss") == baseline
-    params, masked = init(objective), mask(objective, BATCH)
-    policy = gradients(objective, params, BATCH, masked, "policy_loss")
-    likelihood = gradients(objective, params, BATCH, masked, "mlm_loss")
-    head = lambda slopes: slopes["generator"]["head"]["bias"]  # noqa: E731
-    assert (head(policy) != head(likelihood)).any()
+    policy, likelihood = (gradients(objective)[term] for term in ("policy_loss", "mlm_loss"))
+    assert all((policy[name] != likelihood[name]).any() for name in generator)
 
 
 def test_warm_up_is_by_likelihood_and_then_by_reward():

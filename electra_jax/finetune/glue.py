@@ -165,6 +165,11 @@ class GlueTask(SentenceTask):
         if name == "mnli":
             self.eval_splits = ("dev_matched", "dev_mismatched")
             self.test_splits = ("test_matched", "test_mismatched", DIAGNOSTIC)
+        if not source.startswith("tfds:"):
+            missing = [split for split in self.test_splits if not os.path.exists(self._path(split))]
+            self.test_splits = tuple(split for split in self.test_splits if split not in missing)
+            for split in missing:
+                log(f"there is no {self._path(split)}: nothing to predict there")
 
     def read(self, split: str) -> list[Example]:
         """See `Task.read`. Ids are what the column `index` or `id` says, or count rows from 0."""

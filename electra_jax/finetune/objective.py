@@ -16,7 +16,8 @@ from electra_jax.modeling.electra import Params
 from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.modeling.heads import EncoderWithHead, HeadConfig
 from electra_jax.modeling.layers import PRNGKey
-from electra_jax.objectives.mlm import Batch, Sums, context, pair
+from electra_jax.objectives.base import Batch, Sums
+from electra_jax.objectives.mlm import context, pair
 from electra_jax.schedules import Step
 
 Outputs = dict[str, Array]
@@ -43,6 +44,10 @@ class FineTuning:
     def switch_step(self) -> int:
         """There is one stage."""
         return 0
+
+    def second_stage(self, params: Params) -> Params:
+        """There is none."""
+        return params
 
     def is_trained(self, name: str, step: Step) -> bool:
         """All parameters are."""

@@ -98,8 +98,8 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
     with Interruption() as interruption:
         for first in numbers[:: config.trials_at_once]:
             group = numbers[first : first + config.trials_at_once]
-            unfinished = [i for i in group if not (workdirs[i] / RESULTS).exists()]
-            if not unfinished:
+            is_done = all((workdirs[i] / RESULTS).exists() for i in group)
+            if is_done and config.resume == "same":
                 log_line(f"{workdirs[first]}: nothing to do, there is a {RESULTS}")
             elif len(group) == 1:
                 run_trial(trial_config(config, first), workdirs[first], work, interruption)
@@ -143,9 +143,7 @@ def make_task(config: ConfigDict) -> Task:
             log=log_line,
         )
     if data.kind == "tagging":
-        types = {*data.labels}
-        if data.scheme != "plain":
-            types = {label.partition("-")[2] or label for label in types} - {"O"}
+        types = {x if data.scheme == "plain" else x.partition("-")[2] for x in data.labels} - {""}
         return TaggingTask(
             files,
             scheme=data.scheme or None,

@@ -4,8 +4,9 @@ One of their files holds a part of what a run has trained: an encoder with its e
 mostly, a head. Their linear weights are `[out, in]`, one tensor a layer, with query, key and value
 apart. Ours are `[in, out]`, stacked over layers, with query, key and value fused and heads split.
 
-`ENCODER`, `PARTS` and `to_huggingface` say it all: they only reorder numbers, so the transpose of
-that linear map is its inverse, and `from_huggingface` needs no second description.
+`ENCODER`, `PARTS` and `to_huggingface` say it all. What that function makes of NumPy arrays are
+views of them, so filling the views is its inverse, and `from_huggingface` needs no second
+description.
 """
 
 import dataclasses
@@ -127,31 +128,41 @@ def one_tower(params: Params, tower: str) -> Params:
     }
 
 
-def tower_structure(config: EncoderConfig, part: str) -> Params:
-    """Shapes of an encoder of these sizes, with the head of a pre-training part if it is one."""
+def tower_structure(config: EncoderConfig, part: str, num_outputs: int = 0) -> Params:
+    """Shapes of a part of these sizes, `num_outputs` being those of a fine-tuned head."""
     shapes = electra.structure(ElectraConfig(config, config, "all"))[1]
-    tower = one_tower(shapes, part if part == "generator" else "discriminator")
-    if part not in ("generator", "discriminator"):
-        del tower["head"]
+    if part in ("discriminator", "generator"):
+        return one_tower(shapes, part)
+    tower = one_tower(shapes, "discriminator")
+    pretraining_head = tower.pop("head")
+    if PARTS[part].head:
+        width = config.hidden_size
+        output = {
+            "kernel": jax.ShapeDtypeStruct((width, num_outputs), jnp.float32),
+            "bias": jax.ShapeDtypeStruct((num_outputs,), jnp.float32),
+        }
+        dense = {"dense": pretraining_head["dense"]} if "head/dense" in PARTS[part].head else {}
+        tower["head"] = dense | {"output": output}
     return tower
 
 
-def to_huggingface(params: Params, part: str) -> dict[str, Array]:
+def to_huggingface(params: Params, part: str) -> dict[str, Array | np.ndarray]:
     """Hugging Face's tensors of a part, a key of `PARTS`.
 
     Args:
       params: `{"embeddings", "encoder", "head"}`, the head where the part has one.
 
     Returns:
-      Tensors by name. The generator's tied `generator_lm_head.weight` is left out.
+      Tensors by name; of NumPy arrays they are views. The generator's tied
+      `generator_lm_head.weight` is left out.
     """
     tensors = {}
     for path, value in jax.tree.leaves_with_path(params):
-        path = path_name(path)
+        path, split = path_name(path), np.split if isinstance(value, np.ndarray) else jnp.split
         is_kernel, is_stacked = path.endswith("/kernel"), "/layers/" in path
-        layers = jnp.split(value, len(value)) if is_stacked else [value[None]]
+        layers = split(value, len(value)) if is_stacked else [value[None]]
         for layer, names in zip(layers, tensor_names(path, len(layers), part), strict=True):
-            pieces = jnp.split(layer[0], len(names), axis=1 if is_kernel else 0)
+            pieces = split(layer[0], len(names), axis=1 if is_kernel else 0)
             for name, piece in zip(names, pieces, strict=True):
                 if is_kernel:  # [H, 1, A, D], [A, D, H] or [in, out]
                     inputs = piece.shape[:1] if len(names) > 1 else piece.shape[:-1]
@@ -192,7 +203,7 @@ def from_huggingface(tensors: Mapping[str, Array | np.ndarray], like: Params, pa
     """Our float32 parameters from Hugging Face's tensors.
 
     Args:
-      tensors: by name, of any floating type; those of the part alone.
+      tensors: by name, those of the part alone; of any floating type that float32 holds.
       like: `{"embeddings", "encoder", "head"}` or their shapes; says which tensors there must be,
         and how large.
       part: a key of `PARTS`.
@@ -201,7 +212,8 @@ def from_huggingface(tensors: Mapping[str, Array | np.ndarray], like: Params, pa
       Parameters in the layout of `like`, on the host.
 
     Raises:
-      UserError: names the tensors that are missing, unknown, of another shape or not tied.
+      UserError: names the tensors that are missing, unknown, of another shape or type, not tied or
+        not finite.
     """
     expected = jax.eval_shape(lambda params: to_huggingface(params, part), like)
     problems = [f"{name} is missing" for name in expected if name not in tensors]
@@ -213,13 +225,16 @@ def from_huggingface(tensors: Mapping[str, Array | np.ndarray], like: Params, pa
                 problems.append(f"{name} is not tied to {WORD_TABLE}")
         elif name not in expected:
             problems.append(f"{name} is not known")
-        elif not jnp.issubdtype(x.dtype, jnp.floating):
-            problems.append(f"{name} holds {x.dtype}, not floating-point numbers")
+        elif not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize > 4:
+            problems.append(f"{name} holds {x.dtype}; allowed: float32 and smaller floating types")
+        elif not np.isfinite(x).all():
+            problems.append(f"{name} holds numbers that are not finite")
     if problems:
         raise UserError(f"the weights do not fit the model: {'; '.join(problems)}")
-    source = {name: np.asarray(tensors[name], np.float32) for name in expected}
-    inverse = jax.linear_transpose(lambda params: to_huggingface(params, part), like)
-    return jax.device_get(jax.jit(inverse)(source)[0])
+    params = jax.tree.map(lambda x: np.empty(x.shape, np.float32), like)
+    for name, view in to_huggingface(params, part).items():
+        view[...] = tensors[name]
+    return params
 
 
 def part_of(names: Mapping[str, Any]) -> str:

@@ -62,7 +62,6 @@ class Pretrained:
 class Use:
     """A network of a source, and for each of its tensors that is used, the path of ours."""
 
-    source: Source
     network: Network
     targets: dict[str, str]
 
@@ -81,10 +80,10 @@ def load_encoder(location: str) -> Pretrained:
     if source.tokenizer is None:
         raise UserError(f"{location}: there is no vocabulary beside the weights")
     check_height(source)
-    part = next(part for part in (*TOWERS, *source.networks) if part in source.networks)
+    part = next(x for x in ("discriminator", "encoder", "generator") if x in source.networks)
     network = source.networks[part]
     params = load_tower(source, part, with_head=False)
-    use = Use(source, network, huggingface.parameter_of(params, "encoder"))
+    use = Use(network, huggingface.parameter_of(params, "encoder"))
     return Pretrained(network.config, params, source.tokenizer, [*table(source, [use])])
 
 
@@ -94,7 +93,9 @@ def load_tower(source: Source, part: str, with_head: bool) -> Params:
     wanted = part if with_head else "encoder"
     head = {} if with_head else head_names(network, part)
     tensors = {name: tensor for name, tensor in network.tensors.items() if name not in head}
-    like = huggingface.tower_structure(network.config, wanted)
+    output = huggingface.PARTS[wanted].head.get("head/output", "")
+    num_outputs = tensors.get(f"{output}.bias", np.zeros(0)).size
+    like = huggingface.tower_structure(network.config, wanted, num_outputs)
     try:
         return huggingface.from_huggingface(tensors, like, wanted)
     except UserError as error:
@@ -110,8 +111,9 @@ def head_names(network: Network, part: str) -> set[str]:
 def check_height(source: Source) -> None:
     """Raises UserError where a word table has not one row for each token of the vocabulary."""
     for part, network in source.networks.items():
-        height = network.config.vocab_size
-        if source.tokenizer and source.tokenizer.vocab_size != height:
+        word = network.tensors.get(huggingface.WORD_TABLE)
+        height = None if word is None else len(word)
+        if source.tokenizer and height not in (None, source.tokenizer.vocab_size):
             raise UserError(
                 f"{source.location}: the vocabulary has {source.tokenizer.vocab_size:,} tokens, "
                 f"but the word table of the {part} has {height:,} rows"
@@ -172,12 +174,12 @@ def load_networks(
     for tower, (source, part) in assigned(config, sources, structure).items():
         wanted = getattr(objective.model, tower)
         resize = config.init_resize.split(",")
-        check_sizes(source, part, tower, wanted, objective.model.discriminator is None, resize)
         check_vocabulary(source, tokenizer, resize)
+        check_sizes(source, part, tower, wanted, objective.model.discriminator is None, resize)
         params = load_tower(source, part, with_head=part == tower)
         own = {name: huggingface.one_tower(paths, tower)[name] for name in params}
         if "positions" in resize:
-            resize_positions(params, own, fresh)
+            resize_positions(params, own, source, fresh, log)
         if "vocabulary" in resize:
             resize_vocabulary(params, own, source, tokenizer, fresh, log)
         for path, value in zip(jax.tree.leaves(own), jax.tree.leaves(params), strict=True):
@@ -189,8 +191,10 @@ def load_networks(
         targets = huggingface.parameter_of(params, part if "head" in params else "encoder")
         whole = {path_name(path): name for path, name in jax.tree.leaves_with_path(own)}
         targets = {name: whole[path] for name, path in targets.items()}
-        uses.append(Use(source, source.networks[part], targets))
+        uses.append(Use(source.networks[part], targets))
     for source in sources:
+        if source.tokenizer is None:
+            log(f"warning: {source.location} has no vocabulary; only its size was compared")
         log(f"weights of {source.location}:")
         for line in table(source, uses):
             log(f"  {line}")
@@ -301,12 +305,23 @@ def check_vocabulary(source: Source, tokenizer: Tokenizer, resize: list[str]) ->
             )
 
 
-def resize_positions(params: Params, paths: Params, fresh: Callable[[str], np.ndarray]) -> None:
+def resize_positions(
+    params: Params,
+    paths: Params,
+    source: Source,
+    fresh: Callable[[str], np.ndarray],
+    log: Callable[[str], None],
+) -> None:
     """Cuts the position table, or lengthens it by initialized rows, in place."""
+    found = params["embeddings"]["position"]
     table = fresh(paths["embeddings"]["position"]).copy()
-    kept = min(len(table), len(params["embeddings"]["position"]))
-    table[:kept] = params["embeddings"]["position"][:kept]
+    kept = min(len(table), len(found))
+    table[:kept] = found[:kept]
     params["embeddings"]["position"] = table
+    log(
+        f"positions: the first {kept:,} rows are those of {source.location}, "
+        f"{len(table) - kept:,} are initialized, {len(found) - kept:,} of the source are left out"
+    )
 
 
 def resize_vocabulary(

@@ -9,12 +9,14 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from electra_jax.checkpoint import restore_params
+from electra_jax.config import num_heads
 from electra_jax.data import tokenizer as tokenizers
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
@@ -80,18 +82,18 @@ def read_source(location: str) -> Source:
         return _read_tensorflow(path)
     if path.is_dir() and any(path.glob("*.index")):
         return _read_tensorflow(_only_checkpoint(path))
-    _refuse(path)
+    raise _nothing_to_read(path)
 
 
-def _refuse(path: Path) -> None:
+def _nothing_to_read(path: Path) -> UserError:
     files = [path] if path.is_file() else sorted(path.glob("*")) if path.is_dir() else []
     for file in files:
         if file.suffix in PICKLES:
-            raise UserError(
+            return UserError(
                 f"{file}: weights are read from safetensors, not from files that can run code; "
                 f"save the model as {WEIGHTS}"
             )
-    raise UserError(
+    return UserError(
         f"{path}: there are no weights; allowed: a run directory, a Hugging Face directory with "
         f"{WEIGHTS}, or a TensorFlow checkpoint"
     )
@@ -99,28 +101,43 @@ def _refuse(path: Path) -> None:
 
 def _read_run(path: Path) -> Source:
     _, params = restore_params(path / "checkpoints")
-    model = huggingface.read_json(path / "config.json").get("model", {})
-    rates = {name: model[name] for name in huggingface.RATES if name in model}
+    rates = rates_of(huggingface.read_json(path / "config.json"))
     networks = {}
     for part, tower in parts_of(params).items():
-        tensors = jax.device_get(huggingface.to_huggingface(tower, part))
+        tensors = huggingface.to_huggingface(tower, part)
         paths = huggingface.parameter_of(tower, part)
         origins = {name: f"{part}/{paths[name]}" for name in tensors}
         networks[part] = Network(config_of(tower, rates), tensors, origins)
-    head = jax.tree.leaves_with_path(params.get("head", {}))
-    left_out = {f"head/{path_name(path)}": "a fine-tuned head" for path, _ in head}
+    left_out = {}
+    if "encoder" in networks:
+        own = params if "encoder" in params else params["discriminator"]
+        prefix = "" if own is params else "discriminator/"
+        left_out = {
+            f"{prefix}head/{path_name(path)}": "a head of another kind"
+            for path, _ in jax.tree.leaves_with_path(own["head"])
+        }
     return Source(str(path), networks, left_out, tokenizers.load(path / "tokenizer"))
 
 
 def parts_of(params: Params) -> dict[str, Params]:
-    """The towers in the parameters of a run, by part; of a fine-tuned one, its encoder."""
+    """The towers in the parameters of a run, by part; without a head that no part has."""
     if "encoder" in params:
         return {"encoder": {name: params[name] for name in ("embeddings", "encoder")}}
-    return {
-        part: huggingface.one_tower(params, part)
-        for part in ("discriminator", "generator")
-        if part in params
-    }
+    towers = {}
+    for part in ("discriminator", "generator"):
+        if part in params:
+            tower = huggingface.one_tower(params, part)
+            if part == "discriminator" and {*tower["head"]} != {"dense", "output"}:
+                del tower["head"]  # it predicts words: `replace_mlm`, `all_tokens_mlm`
+                part = "encoder"
+            towers[part] = tower
+    return towers
+
+
+def rates_of(run: Mapping[str, Any]) -> dict[str, float]:
+    """What a run's configuration says of dropout and initial weights."""
+    model = run.get("model", {})
+    return {name: model[name] for name in huggingface.RATES if name in model}
 
 
 def config_of(params: Params, rates: Mapping[str, float]) -> EncoderConfig:
@@ -237,12 +254,12 @@ def _tensorflow_config(prefix: Path, tensors: Mapping[str, np.ndarray]) -> Encod
         tensors[name].shape for name in tables
     )
     hidden_size = tensors[query.format(0)].shape[1]
-    heads = max(1, hidden_size // 64)
-    if (prefix.parent / "config.json").is_file():
-        config = huggingface.read_json(prefix.parent / "config.json")
-        heads = config.get("num_attention_heads", heads)
-    if type(heads) is not int or heads < 1 or hidden_size % heads:
-        raise UserError(f"{prefix}.index: {heads!r} attention heads do not divide {hidden_size}")
+    heads = num_heads(hidden_size)
+    if not heads or hidden_size % heads:
+        raise UserError(
+            f"{prefix}.index: the width is {hidden_size}, which one attention head for every 64 "
+            "does not divide"
+        )
     return EncoderConfig(
         vocab_size=vocab_size,
         embedding_size=embedding_size,

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 from tensorboardX.crc32c import crc32c
 
@@ -31,7 +31,7 @@ DTYPES = {  # numbers of TensorFlow's `DataType`
     3: np.dtype(np.int32),
     9: np.dtype(np.int64),
     10: np.dtype(np.bool_),
-    14: np.dtype(ml_dtypes.bfloat16),
+    14: np.dtype(jnp.bfloat16),
     19: np.dtype(np.float16),
 }
 

@@ -7,6 +7,7 @@ The modules hold parameters; training code sees a plain nested dict of arrays an
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +42,7 @@ class ElectraConfig:
       sharing: `embeddings` (one set of tables for both), `none` (the generator has tables of its
         own width), `all` (one tower plays both roles, only the heads differ; spec 2.2) or `gdes`
         (the discriminator reads the generator's tables plus residual ones, zero at first, and its
-        gradients reach the latter alone; He et al., DeBERTaV3, ICLR 2023, section 3.3).
+        gradients reach the latter alone; He et al., DeBERTaV3, ICLR 2023).
       discriminator_head: `replaced_token`, `masked_lm`, or `copy`: the latter with a copy gate.
       baseline: the generator has an output that predicts how well its samples will do.
     """
@@ -244,5 +245,11 @@ def init(config: ElectraConfig, key: PRNGKey) -> tuple[nnx.GraphDef, Params]:
 
 def structure(config: ElectraConfig) -> tuple[nnx.GraphDef, Params]:
     """As `init`, with shapes in place of values: costs no memory at any size."""
+    graph, shapes = _structure(config)
+    return graph, jax.tree.map(lambda x: x, shapes)  # the caller's own
+
+
+@functools.cache
+def _structure(config: ElectraConfig) -> tuple[nnx.GraphDef, Params]:
     graph, state = nnx.split(nnx.eval_shape(lambda: Electra(config, nnx.Rngs(0))))
     return graph, nnx.to_pure_dict(state)

@@ -135,7 +135,7 @@ class JointSpanHead(nnx.Module):
         start_logits = self.start_logits(hidden, allowed)
         start_log_prob, start_top = jax.lax.top_k(jax.nn.log_softmax(start_logits), size)
 
-        def ends(start: Int[Array, "B"]) -> tuple[Array, Array]:
+        def ends(start: Int[Array, "B"]) -> list[Array]:
             logits = self.end_logits(hidden, start, allowed)
             return tuple(jax.lax.top_k(jax.nn.log_softmax(logits), size))
 

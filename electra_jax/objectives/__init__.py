@@ -1,23 +1,4 @@
-"""Pre-training objectives: pure functions of parameters, batch and keys, one file each.
-
-An objective is a frozen dataclass with
-
-* `loss_terms`: the weight of every mean in the total loss, e.g. `{"mlm_loss": 1, "rtd_loss": 50}`,
-  at the end of training; `loss_weights(step)`: at any step;
-* `init(key)`, `structure()`: parameters, as values or as shapes;
-* `mask(batch, key)`: what is drawn before the networks run, for the rows of `batch`;
-* `totals(batch, masked)`: for each loss term the weight that its sum is divided by;
-* `sums(params, batch, masked, key, dropout_key, evaluation, step)`: metrics as `[sum, weight]`
-  pairs, loss terms among them. Sums over rows only: parts of a batch can be added up;
-* `is_trained(name, step)`: whether a parameter moves; `switch_step` and `second_stage(params)`: at
-  which step a second stage begins, and with which parameters.
-
-What changes during training is a function of the step counter, inside the one compiled step: so
-resuming is exact and nothing is compiled again. Evaluation has no step: it is always that of the
-end.
-
-The step divides by totals of the *global* batch, so no number depends on how the batch was split.
-"""
+"""Objectives, one file each: frozen dataclasses that keep the interface of `base.py`."""
 
 import numpy as np
 from jaxtyping import Int
@@ -27,18 +8,19 @@ from electra_jax.config import model_config
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.masking import MaskingConfig
 from electra_jax.objectives.adversarial import AdversarialTokenDetection
+from electra_jax.objectives.base import Objective as Objective
 from electra_jax.objectives.electra import ReplacedTokenDetection
 from electra_jax.objectives.mlm import MaskedLanguageModel
 from electra_jax.objectives.reconstruction import AllTokensMLM, ReplaceMLM
 from electra_jax.schedules import Ramp, Schedule
 
-Objective = MaskedLanguageModel  # the others are subclasses of it
-
 
 def make_objective(
     config: ConfigDict, tokenizer: Tokenizer, token_counts: Int[np.ndarray, "V"] | None = None
-) -> Objective:
-    """The objective that `config` describes, for the vocabulary of `tokenizer`.
+) -> MaskedLanguageModel:
+    """The pre-training objective that `config` describes, for the vocabulary of `tokenizer`.
+
+    All are masked language models, if only in their generator.
 
     Args:
       token_counts: how often each token is in the text; read where `config.generator.kind` is

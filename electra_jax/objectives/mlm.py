@@ -9,17 +9,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Num
+from jaxtyping import Array, Bool, Float
 
 from electra_jax import masking
 from electra_jax.masking import Masked, MaskingConfig
 from electra_jax.modeling import electra
 from electra_jax.modeling.electra import Context, Electra, ElectraConfig, Params
 from electra_jax.modeling.layers import PRNGKey
+from electra_jax.objectives.base import Batch, Sums
 from electra_jax.schedules import Schedule, Step, at
-
-Batch = dict[str, Num[Array, "B ..."]]
-Sums = dict[str, Float[Array, "..."]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@
 """
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import jax
@@ -91,7 +92,7 @@ class AllTokensMLM(CorruptedText):
             x = jnp.pad(x, padding)
             return jnp.moveaxis(x.reshape(len(x), num_parts, -1, *x.shape[2:]), 1, 0)
 
-        @jax.checkpoint
+        @functools.partial(jax.checkpoint, prevent_cse=False)
         def part_sums(part: tuple[Array, ...]) -> Sums:
             states, corrupted_ids, labels, real = part
             return copy_sums(head(states, words), head.gate(states), corrupted_ids, labels, real)

@@ -1,0 +1,382 @@
+"""Fine-tuning as a whole: from a pre-training run to scores and predictions."""
+
+import dataclasses
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import tiny
+import tiny_run
+from ml_collections import ConfigDict
+
+from electra_jax import parallel, pretrain
+from electra_jax.checkpoint import restore_params
+from electra_jax.data.loader import train_batch
+from electra_jax.errors import UserError
+from electra_jax.finetune import trials
+from electra_jax.finetune.config import get_config, validate
+from electra_jax.finetune.objective import FineTuning
+from electra_jax.finetune.trials import FeatureRows, Split, predict_split
+from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.heads import HeadConfig
+
+ROOT = Path(__file__).parents[1]
+ENCODER = EncoderConfig(
+    vocab_size=50,
+    embedding_size=8,
+    hidden_size=16,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=32,
+    max_positions=16,
+    init_stddev=0.2,
+)
+
+
+def mesh(data: int) -> jax.sharding.Mesh:
+    sizes = ConfigDict({"data": data, "fsdp": 1, "tensor": 1})
+    return parallel.make_mesh(sizes, jax.devices()[:data])
+
+
+def features(number: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(number)
+    shape = number, 8
+    return {
+        "input_ids": rng.integers(5, 50, shape).astype(np.int32),
+        "piece_ids": np.ones(shape, np.int32),
+        "position_ids": np.broadcast_to(np.arange(8, dtype=np.int32), shape),
+        "token_type_ids": np.zeros(shape, np.int32),
+        "example": np.arange(number, dtype=np.int32),
+        "label": rng.integers(0, 3, number).astype(np.int32),
+    }
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_every_example_is_predicted_once_and_in_order(devices):
+    """17 of them in batches of 8: the last batch is filled up, and no number depends on that."""
+    objective = FineTuning(ENCODER, HeadConfig("classification", 3))
+    params = objective.init(jax.random.key(0))
+    arrays = features(17)
+    predict = parallel.make_predict(mesh(devices), objective.outputs)
+    found = predict_split(predict, params, Split("dev", [None] * 17, arrays), batch_size=8)
+    batch = {name: jax.numpy.asarray(x) for name, x in arrays.items()}
+    expected = jax.jit(objective.outputs)(params, batch)["logits"]
+    assert found["logits"].shape == (17, 3)
+    np.testing.assert_allclose(found["logits"], expected, atol=1e-5)
+
+
+def test_rows_of_padding_have_no_labels():
+    rows = FeatureRows({"piece_ids": np.ones((2, 3), int), "label": np.ones((2, 3), int)})
+    batch = rows.batch(np.array([1, -1]))
+    np.testing.assert_array_equal(batch["piece_ids"], [[1] * 3, [0] * 3])
+    np.testing.assert_array_equal(batch["label"], [[1] * 3, [-1] * 3])
+
+
+def test_trials_at_once_are_what_each_is_alone():
+    """With dropout, and each with its own order of the data."""
+    objective = FineTuning(ENCODER, HeadConfig("classification", 3))
+    optimizer = tiny.optimizer(layerwise_decay=0.8)
+    rows = FeatureRows({name: x for name, x in features(40).items() if name != "example"})
+    seeds = (3, 4, 2**32 - 1)
+    one = mesh(1)
+
+    def batch(seed: int, step: int) -> dict[str, np.ndarray]:
+        return train_batch(rows, step, batch_size=8, seed=seed)
+
+    together = parallel.make_trials_program(one, objective, optimizer, seeds)
+    states = together.init()
+    totals = []
+    for step in range(4):
+        batches = [batch(seed, step) for seed in seeds]
+        stacked = {name: np.stack([x[name] for x in batches]) for name in batches[0]}
+        states, sums = together.train_step(states, together.place(stacked))
+        totals.append(sums["loss"])
+    alone = []
+    for place, seed in enumerate(seeds):
+        program = parallel.make_program(one, objective, optimizer, seed)
+        state = program.init()
+        losses = []
+        for step in range(4):
+            state, sums = program.train_step(state, program.place(batch(seed, step)))
+            losses.append(sums["loss"])
+        alone.append(losses)
+        of_this = tiny.flat(jax.tree.map(lambda x, i=place: x[i], states.params))
+        for name, value in tiny.flat(state.params).items():
+            np.testing.assert_allclose(of_this[name], value, atol=1e-5, err_msg=name)
+    np.testing.assert_allclose(totals, np.sum(alone, axis=0), rtol=1e-5)
+    assert len({float(losses[-1][0]) for losses in alone}) == 3
+
+
+# Whole runs
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A pre-training run on eight devices, and data to fine-tune on."""
+    place = tmp_path_factory.mktemp("finetune")
+    tiny_run.make(place)
+    here = os.getcwd()
+    os.chdir(place)
+    try:
+        config = runpy.run_path("recipe.py")["get_config"]()
+        config.num_train_steps = 7
+        pretrain.pretrain(config, Path("encoder"))
+    finally:
+        os.chdir(here)
+    rng = np.random.default_rng(0)
+    others = ["return", "the", "value", "of", "string", "and", "list", "in"]
+    for split, number in (("train", 96), ("dev", 17), ("test", 5)):
+        lines = ["text,label"] if split != "test" else ["text"]
+        for _ in range(number):
+            label = rng.choice(("file", "number"))
+            words = rng.choice(others, 8).tolist()
+            words[rng.integers(8)] = label
+            lines.append(" ".join(words) + (f",{label}" if split != "test" else ""))
+        (place / f"{split}.csv").write_text("\n".join(lines) + "\n")
+    paragraphs = [
+        {
+            "context": f"Item {i} has the name {name} and the value {i * i}.",
+            "qas": [
+                {
+                    "id": f"q{i}",
+                    "question": "What is the name?",
+                    "answers": [{"text": name, "answer_start": 11 + len(f"Item {i}")}],
+                }
+            ],
+        }
+        for i, name in enumerate(["alpha", "beta", "gamma", "delta"] * 4)
+    ]
+    squad = {"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]}
+    (place / "squad.json").write_text(json.dumps(squad))
+    return place
+
+
+def table_config(place: Path, **changes) -> ConfigDict:
+    config = get_config()
+    config.init_from = str(place / "encoder")
+    config.data.update(kind="table", name="words", max_length=16)
+    for split in ("train", "dev", "test"):
+        config.data[split] = str(place / f"{split}.csv")
+    config.model.update(dropout=0.0, attention_dropout=0.0)
+    config.optimizer.update(learning_rate=3e-3, layerwise_decay=1.0)
+    config.batch_size = 16
+    config.num_train_epochs = 4.0
+    with config.unlocked():
+        config.update_from_flattened_dict(changes)
+    return config
+
+
+def test_run_scores_predicts_and_leaves_what_is_needed(place):
+    config = table_config(place, num_train_epochs=12.0)
+    trials.finetune(config, place / "table")
+    files = {path.name for path in (place / "table").iterdir()}
+    assert files >= {"config.json", "tokenizer", "checkpoints", "metrics.jsonl", "report.html"}
+    results = json.loads((place / "table" / "results.json").read_text())
+    assert results["task"] == "words" and results["scores"]["dev"]["accuracy"] > 0.8
+    lines = (place / "table" / "predictions" / "dev.jsonl").read_text().splitlines()
+    predictions = [json.loads(line) for line in lines]
+    assert [line["id"] for line in predictions] == [str(i) for i in range(17)]
+    gold = [line.split(",")[1] for line in (place / "dev.csv").read_text().split("\n")[1:-1]]
+    right = np.mean([x["label"] == label for x, label in zip(predictions, gold, strict=True)])
+    assert results["scores"]["dev"]["accuracy"] == pytest.approx(right)
+    test = (place / "table" / "predictions" / "test.jsonl").read_text().splitlines()
+    assert len(test) == 5 and "test" not in results["scores"]
+    saved = json.loads((place / "table" / "config.json").read_text())
+    assert saved["data"]["labels"] == ["file", "number"]
+    assert saved["model"]["hidden_size"] == 32
+    rows = tiny_run.lines(place / "table")
+    assert any("eval/accuracy" in row for row in rows)
+
+
+def test_trials_have_a_median_and_those_at_once_are_the_same(place, capsys):
+    one = table_config(place, num_trials=3, num_train_epochs=1.0)
+    trials.finetune(one, place / "apart")
+    together = table_config(place, num_trials=3, num_train_epochs=1.0, trials_at_once=2)
+    trials.finetune(together, place / "together")
+    for number in range(3):
+        name = f"trial_{number}"
+        found, expected = (
+            restore_params(place / run / name / "checkpoints") for run in ("together", "apart")
+        )
+        assert found[0] == expected[0] == 6
+        for path, value in tiny.flat(expected[1]).items():
+            np.testing.assert_allclose(tiny.flat(found[1])[path], value, atol=1e-5, err_msg=path)
+    summary = json.loads((place / "apart" / "results.json").read_text())
+    scores = [trial["scores"]["dev"]["accuracy"] for trial in summary["trials"]]
+    assert [trial["seed"] for trial in summary["trials"]] == [0, 1, 2]
+    assert summary["scores"]["dev"]["accuracy"]["median"] == pytest.approx(np.median(scores))
+    gold = (place / "dev.csv").read_text()
+    chance = max(gold.count(",file"), gold.count(",number")) / 17
+    flagged = ["failed" in trial for trial in summary["trials"]]
+    assert flagged == [score <= chance for score in scores]
+    capsys.readouterr()
+    trials.finetune(one, place / "apart")
+    assert capsys.readouterr().out.count("nothing to do, there is a results.json") == 3
+
+
+def test_best_checkpoint_predicts_and_patience_ends_the_training(place):
+    config = table_config(
+        place,
+        **{
+            "checkpoint.keep_best": True,
+            "patience": 2,
+            "num_train_epochs": 50.0,
+        },
+    )
+    trials.finetune(config, place / "patient")
+    rows = [row for row in tiny_run.lines(place / "patient") if "eval/accuracy" in row]
+    scores = [row["eval/accuracy"] for row in rows]
+    assert len(rows) == scores.index(max(scores)) + 3 < 50
+    results = json.loads((place / "patient" / "results.json").read_text())
+    assert results["scores"]["dev"]["accuracy"] == pytest.approx(max(scores))
+
+
+def main(place: Path, devices: int, *flags: str) -> subprocess.CompletedProcess:
+    """The command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "electra_jax.main", *flags],
+        cwd=place,
+        env=os.environ
+        | {
+            "JAX_PLATFORMS": "cpu",
+            "JAX_NUM_CPU_DEVICES": str(devices),
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+            "XLA_FLAGS": "",
+            "PYTHONPATH": str(ROOT),
+        },
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_from_eight_devices_to_one_and_back(place):
+    """The encoder was trained on 8; questions are learnt on 1, and then again on 8."""
+    flags = [
+        f"--config={ROOT}/configs/squad.py:v1.1",
+        *("--config.init_from=encoder", "--workdir=squad", "--config.data.max_length=32"),
+        *("--config.data.train=squad.json", "--config.data.dev=squad.json"),
+        *("--config.data.doc_stride=8", "--config.batch_size=8"),
+        "--config.optimizer.learning_rate=1e-2",
+    ]
+    found = main(place, 1, *flags)
+    assert found.returncode == 0, found.stderr
+    first = json.loads((place / "squad" / "results.json").read_text())["scores"]["dev"]
+    answers = json.loads((place / "squad" / "predictions" / "dev.predictions.json").read_text())
+    assert list(answers) == [f"q{i}" for i in range(16)]
+    again = main(place, 8, *flags, "--config.num_train_epochs=20", "--config.resume=changed")
+    assert again.returncode == 0, again.stderr
+    assert "resuming at step" in again.stdout
+    second = json.loads((place / "squad" / "results.json").read_text())["scores"]["dev"]
+    assert second["f1"] == 100 >= first["f1"] > 0
+
+
+def test_stopped_and_resumed_is_the_same(place):
+    """To the bit, predictions too."""
+    config = table_config(place, num_train_epochs=2.0, **{"checkpoint.every_steps": 5})
+    trials.finetune(config, place / "straight")
+
+    class StopError(Exception):
+        pass
+
+    real = trials.FeatureRows.batch
+    seen = []
+
+    def batch(self, indices):
+        seen.append(1)
+        if "label" in self.arrays and len(seen) > 7:
+            raise StopError
+        return real(self, indices)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trials.FeatureRows, "batch", batch)
+        with pytest.raises(StopError):
+            trials.finetune(config, place / "stopped")
+    assert not (place / "stopped" / "results.json").exists()
+    trials.finetune(config, place / "stopped")
+    found, expected = (
+        restore_params(place / run / "checkpoints") for run in ("stopped", "straight")
+    )
+    for path, value in tiny.flat(expected[1]).items():
+        np.testing.assert_array_equal(tiny.flat(found[1])[path], value, err_msg=path)
+    for split in ("dev", "test"):
+        one, other = (
+            (place / run / "predictions" / f"{split}.jsonl").read_bytes()
+            for run in ("stopped", "straight")
+        )
+        assert one == other
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"init_from": ""}, "config.init_from is ''; allowed: a run, an export"),
+        ({"data.kind": "glue", "data.name": "rt"}, "config.data.name is 'rt'; allowed: cola, "),
+        ({"data.kind": "squad"}, "config.data.text is .*no effect with config.data.kind = 'squad'"),
+        ({"data.train": ""}, "config.data.train is empty; config.data.kind = 'table' needs"),
+        ({"patience": 2}, "config.patience needs config.checkpoint.keep_best = True"),
+        (
+            {"trials_at_once": 2, "parallel.fsdp": 8},
+            "config.parallel.fsdp is 8; with config.trials_at_once = 2 it must be 1",
+        ),
+        ({"batch_size": 12}, "config.batch_size is 12; allowed: a multiple of 8"),
+    ],
+)
+def test_values_that_make_no_sense(place, changes, message):
+    config = table_config(place, **{"data.text": ("text",)})
+    if changes.get("data.kind") == "squad":
+        config.data.text = ("question", "text")
+    with config.unlocked():
+        config.update_from_flattened_dict(changes)
+    with pytest.raises(UserError, match=message):
+        validate(config, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data.max_length": 64}, "max_length is 64, but .* has 32 positions"),
+        ({"model.hidden_size": 64}, "config.model.hidden_size is 64, but .* has 32"),
+        ({"init_from": "nowhere"}, "nowhere: there are no weights"),
+        ({"data.dev": "none.csv"}, "none.csv"),
+    ],
+)
+def test_mistakes_leave_nothing_behind(place, changes, message):
+    config = table_config(place, **changes)
+    with pytest.raises(UserError, match=message):
+        trials.finetune(config, place / "mistaken")
+    assert not (place / "mistaken").exists()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "argument"),
+    [
+        *(("glue", task) for task in ("cola", "stsb", "mnli")),
+        ("squad", "v2.0"),
+        ("tagging", None),
+        ("classify", "multilabel"),
+    ],
+)
+def test_recipes_are_complete(recipe, argument):
+    make = runpy.run_path(str(ROOT / "configs" / f"{recipe}.py"))["get_config"]
+    config = make(argument) if argument else make()
+    config.init_from = "encoder"
+    config.data.update({"source": "glue"} if recipe == "glue" else {"train": "train"})
+    validate(config, 1)
+    assert config.num_train_epochs == {"stsb": 10, "v2.0": 2}.get(argument, 3)
+
+
+def test_sizes_of_the_head_follow_the_task(place):
+    config = table_config(place)
+    task = trials.make_task(config)
+    encoder = dataclasses.replace(ENCODER, max_positions=32)
+    config = trials.complete(config, task, encoder, 96)
+    assert (config.eval_every_steps, config.optimizer.learning_rate) == (6, 3e-3)
+    objective = trials.make_objective(config, task)
+    shapes = tiny.flat(jax.tree.map(lambda x: np.zeros(x.shape), objective.structure()))
+    assert shapes["head/output/kernel"].shape == (16, 2)

@@ -1,0 +1,103 @@
+"""Generators that another run has trained."""
+
+import functools
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from electra_jax import parallel
+from electra_jax.checkpoint import Checkpoints
+from electra_jax.config import get_config
+from electra_jax.data.tokenizer import SPECIAL_TOKENS
+from electra_jax.data.wordpiece import WordPiece
+from electra_jax.errors import UserError
+from electra_jax.generator import generator_of, generator_weights
+from electra_jax.objectives import Objective
+from electra_jax.step import TrainState
+
+SETTINGS = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
+VOCABULARY = [*SPECIAL_TOKENS, *(f"word{i}" for i in range(tiny.VOCAB - 5))]
+TOKENIZER = WordPiece(VOCABULARY, **SETTINGS)
+
+
+@functools.cache
+def start(objective: Objective, seed: int) -> TrainState:
+    mesh = parallel.make_mesh(get_config().parallel)
+    return parallel.make_program(mesh, objective, tiny.optimizer(), seed).init()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """Two: of masked language modelling, and of ELECTRA with a generator of half the width."""
+    path = tmp_path_factory.mktemp("runs")
+    for name, objective in {
+        "bert": tiny.objective("mlm", embedding_size=32),
+        "electra": tiny.objective(embedding_size=8),
+    }.items():
+        TOKENIZER.save(path / name / "tokenizer")
+        with Checkpoints(path / name / "checkpoints", "hash", keep=1) as checkpoints:
+            checkpoints.save(3, start(objective, seed=1), {}, {})
+    return path
+
+
+def restored(run: Path) -> dict[str, np.ndarray]:
+    return tiny.flat(generator_of(run, TOKENIZER))
+
+
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [
+        ("bert", tiny.objective("two_stage", "none", embedding_size=32)),
+        ("bert", tiny.objective("two_stage", "gdes", embedding_size=32)),
+        ("electra", tiny.objective("adversarial")),
+    ],
+    ids=["own tables", "gdes", "shared tables and a baseline"],
+)
+def test_weights_go_where_the_generator_reads_them_and_nowhere_else(runs, name, objective):
+    structure = objective.structure()
+    found = generator_weights(runs / name, TOKENIZER, structure)
+    has_own = "embeddings" in structure["generator"]
+    expected = {
+        f"generator/{path}" if has_own or not path.startswith("embeddings") else path: value
+        for path, value in restored(runs / name).items()
+    }
+    assert found.keys() == expected.keys()
+    for path, value in expected.items():
+        np.testing.assert_array_equal(found[path], value, err_msg=path)
+    state = start(objective, seed=2)
+    after = parallel.with_params(state, found)
+    before = tiny.flat(state.params)
+    for path, value in tiny.flat(after.params).items():
+        np.testing.assert_array_equal(value, expected.get(path, before[path]), err_msg=path)
+    layout = lambda state: jax.tree.map(lambda x: x.sharding, state)  # noqa: E731
+    assert layout(after) == layout(state)
+
+
+def test_another_size_is_refused(runs):
+    structure = tiny.objective("adversarial").structure()
+    with pytest.raises(
+        UserError, match=r"init_from .* does not fit: embeddings/norm/bias is \(32,"
+    ):
+        generator_weights(runs / "bert", TOKENIZER, structure)
+
+
+def test_another_tokenizer_is_refused(runs):
+    other = WordPiece(VOCABULARY[::-1], **SETTINGS)
+    with pytest.raises(UserError, match=r"init_from is '.*bert', .* another tokenizer"):
+        generator_of(runs / "bert", other)
+
+
+def test_no_checkpoint_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"checkpoints: there is no checkpoint"):
+        generator_of(tmp_path, TOKENIZER)
+
+
+def test_run_without_a_generator_is_refused(tmp_path):
+    TOKENIZER.save(tmp_path / "tokenizer")
+    with Checkpoints(tmp_path / "checkpoints", "hash", keep=1) as checkpoints:
+        checkpoints.save(3, TrainState(np.int32(3), {"embeddings": np.zeros(2)}, {}), {}, {})
+    with pytest.raises(UserError, match="has no generator"):
+        generator_of(tmp_path, TOKENIZER)
