@@ -273,8 +273,10 @@ def test_frozen_generator_of_another_run_stays_what_it_was(place, straight, monk
 
 def test_unigram_generator_counts_the_store_that_it_corrupts(place, straight, monkeypatch, capfd):
     made = []
-    original = train.make_objective
-    monkeypatch.setattr(train, "make_objective", lambda *x: made.append(original(*x)) or made[-1])
+    original = pretrain.make_objective
+    monkeypatch.setattr(
+        pretrain, "make_objective", lambda *x: made.append(original(*x)) or made[-1]
+    )
     flags = ["--config.generator.kind=unigram", "--config.generator.width=0.25"]
     flags += ["--config.num_train_steps=2"]
     assert run_here(monkeypatch, place, "unigram", *flags) == 0, capfd.readouterr().err

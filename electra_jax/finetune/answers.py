@@ -47,7 +47,7 @@ def load(workdir: Path, step: int | None, batch_size: int) -> tuple[Task, Respon
     config = load_config(workdir)
     for split in (TRAIN, "dev", "test"):
         config.data[split] = ""
-    task = make_task(config)
+    task = make_task(config, log=lambda line: None)  # of files that are not needed
     if step is None and config.checkpoint.keep_best:
         step = best_step(workdir, f"eval/{task.main_metric}")
     _, params = restore_params(workdir / "checkpoints", step)

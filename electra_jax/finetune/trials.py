@@ -35,7 +35,7 @@ from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.modeling.heads import HeadConfig
 from electra_jax.optimizer import OptimizerConfig
 from electra_jax.prediction import FeatureRows, Predict, predict_rows
-from electra_jax.train import IsStopped, Job, log_line
+from electra_jax.train import IsStopped, Job, Log, log_line
 from electra_jax.writer import read_metrics
 
 RESULTS = "results.json"
@@ -119,8 +119,8 @@ def read_split(
     return examples, task.features(examples, tokenizer, max_length, training=False)
 
 
-def make_task(config: ConfigDict) -> Task:
-    """The task that `config.data` describes."""
+def make_task(config: ConfigDict, log: Log = log_line) -> Task:
+    """The task that `config.data` describes; `log` takes what it says of its files."""
     data = config.data
     files = {name: data[name] for name in (TRAIN, "dev", "test") if data[name]}
     if data.kind == "glue":
@@ -129,7 +129,7 @@ def make_task(config: ConfigDict) -> Task:
             data.source,
             double_unordered=data.double_unordered,
             on_error=data.on_error,
-            log=log_line,
+            log=log,
         )
     if data.kind == "squad":
         default = -2.75 if config.head == "original" else 0.0
@@ -140,7 +140,7 @@ def make_task(config: ConfigDict) -> Task:
             max_answer_length=data.max_answer_length,
             doc_stride=data.doc_stride,
             name=data.name,
-            log=log_line,
+            log=log,
         )
     if data.kind == "tagging":
         types = {x if data.scheme == "plain" else x.partition("-")[2] for x in data.labels} - {""}
@@ -149,7 +149,7 @@ def make_task(config: ConfigDict) -> Task:
             scheme=data.scheme or None,
             types=sorted(types) or None,
             name=data.name,
-            log=log_line,
+            log=log,
         )
     return TableTask(
         files,

@@ -137,7 +137,7 @@ class JointSpanHead(nnx.Module):
 
         def ends(start: Int[Array, "B"]) -> list[Array]:
             logits = self.end_logits(hidden, start, allowed)
-            return tuple(jax.lax.top_k(jax.nn.log_softmax(logits), size))
+            return jax.lax.top_k(jax.nn.log_softmax(logits), size)
 
         end_log_prob, end_top = jax.lax.map(ends, start_top.T)  # one start at a time: [K, B, K]
         return {
