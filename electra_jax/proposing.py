@@ -12,6 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from electra_jax import parallel, shading, verdicts
@@ -28,6 +29,10 @@ from electra_jax.objectives import make_objective
 from electra_jax.objectives.electra import ReplacedTokenDetection
 from electra_jax.objectives.mlm import MaskedLanguageModel
 from electra_jax.prediction import Arrays, FeatureRows, predict_rows
+
+# On a CPU, XLA takes longer to make a program fast than a slow one takes for a few rows.
+QUICK = {"xla_backend_optimization_level": 0}
+FEW_ROWS = 1000
 
 Answer = dict[str, Any]
 Respond = Callable[[Sequence[str] | TokenStore], list[Answer]]
@@ -83,10 +88,12 @@ def load(
         "fill": functools.partial(verdicts.filled, objective, top_k),
         "embed": functools.partial(verdicts.embedded, objective, pooling),
     }[mode]
-    predict = parallel.make_predict(mesh, outputs)
+    thorough = parallel.make_predict(mesh, outputs)
+    quick = parallel.make_predict(mesh, outputs, QUICK) if is_cpu(mesh) else thorough
     length = config.data.sequence_length
 
     def run(rows: Any) -> Arrays:
+        predict = quick if len(rows) < FEW_ROWS else thorough
         return predict_rows(predict, params, rows, rows_at_once)
 
     histogram = np.zeros(2)
@@ -149,6 +156,11 @@ def load(
 
     respond = {"detect": detect, "fill": fill, "embed": embed}[mode]
     return lambda texts: respond(texts) if len_of(texts) else [], summary
+
+
+def is_cpu(mesh: Mesh) -> bool:
+    """Whether the devices are CPUs."""
+    return mesh.devices.flat[0].platform == "cpu"
 
 
 def len_of(texts: Sequence[str] | TokenStore) -> int:
