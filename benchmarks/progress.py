@@ -25,7 +25,7 @@ from electra_jax.optimizer import OptimizerConfig
 from electra_jax.progress import Progress, compilations
 from electra_jax.writer import MetricWriter
 
-BLOCK, BLOCKS = 100, 6  # steps; blocks with the display, and as many without
+BLOCK, BLOCKS = 20, 30  # steps; blocks with the display, and as many without
 
 
 class Terminal(io.StringIO):

@@ -295,6 +295,10 @@ def test_runs_are_compared_by_steps_tokens_and_flops(tmp_path, capfd, monkeypatc
     text = output.read_text()
     page = Page(text)
     assert page.captions == ["Masked language modelling loss (nats)"] * 3
+    by_step, by_tokens, by_flops = text.split('<div class="by ')[1:]
+    for part, unit, last in ((by_step, "step", "200"), (by_tokens, "tokens", "800k")):
+        assert f">{unit}</text>" in part and f">{last}</text>" in part
+    assert ">FLOPs</text>" in by_flops and re.search(r">1\.\d+T</text>", by_flops)
     assert text.count("Not drawn, as facts.json does not say: no facts.") == 2
     assert len(set(page.ids)) == len(page.ids)
     assert "<b>no facts</b>: There is no facts.json" in text
