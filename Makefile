@@ -5,7 +5,7 @@ PIP = $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 CONFIG ?= configs/tiny.py
 
 .PHONY: pretrain test test-slow test-paper test-interop soak test-newest lint format benchmark \
-        benchmark-data tpu-table clean
+        benchmark-data benchmark-progress tpu-table clean
 
 pretrain: $(VENV)/installed  ## set up, then pre-train CONFIG on this machine
 	$(VENV)/bin/python -m electra_jax.main --config=$(CONFIG)
@@ -51,6 +51,9 @@ benchmark: $(VENV)/installed  ## our step against PyTorch's, on the same data in
 
 benchmark-data: $(VENV)/installed  ## text to tokens, memory, loader
 	$(VENV)/bin/python benchmarks/data.py
+
+benchmark-progress: $(VENV)/installed  ## what the display costs
+	PYTHONPATH=. $(VENV)/bin/python benchmarks/progress.py
 
 # libtpu stays out of VENV: where it is installed, JAX looks for TPUs and complains of none.
 tpu-table: $(VENV)/installed  ## do the recipes fit TPUs? compiles for them, without one

@@ -41,6 +41,7 @@ setup(
         "tpu": ["jax[tpu]"],
         "test": TEST,
         "dev": [*TEST, "tensorboard"],
+        "wandb": ["wandb"],
         "benchmark": ["torch", "transformers"],
     },
 )

@@ -71,6 +71,7 @@ def recipe_flags() -> flags.FlagValues:
     config_flags.DEFINE_config_file(
         "config", None, "recipe, e.g. configs/tiny.py", flag_values=values
     )
+    flags.DEFINE_bool("print_config", False, "show all fields, and stop", flag_values=values)
     return values
 
 
@@ -140,7 +141,18 @@ def parse_with_recipe(values: flags.FlagValues, doc: str) -> tuple[ConfigDict, P
             raise
         where, cause = found or (path, error)
         raise UserError(f"{where}: {type(cause).__name__}: {cause}") from error
+    if values.print_config:
+        print_config(config)
+        sys.exit(0)
     return config, path
+
+
+def print_config(config: ConfigDict) -> None:
+    """A line for each field, in the form of a flag; says which are not at their default."""
+    defaults = flatten(finetuning_config() if config.task == "finetune" else get_config())
+    for name, value in flatten(config).items():
+        changed = "" if value == defaults[name] else f"  # default: {defaults[name]!r}"
+        print(f"--config.{name}={value!r}{changed}")
 
 
 def raised_in(path: Path, error: BaseException | None) -> tuple[str, BaseException] | None:

@@ -5,6 +5,7 @@ The defaults are the paper's ELECTRA-Small (spec 4.4). A recipe in `configs/` st
 """
 
 import dataclasses
+import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -111,6 +112,8 @@ def get_config() -> ConfigDict:
     config.log_every_steps = 100
     config.eval_every_steps = 10_000  # on all held-out rows; the last step is always evaluated
     config.max_skipped_updates = 0  # in a row, where a loss or gradient is not finite; then stop
+    config.profile_steps = ()  # (first, last): these are profiled for TensorBoard's xprof
+    config.wandb = ""  # project of Weights & Biases that gets the metrics, too
     config.resume = "same"  # same | changed: go on with a configuration that is not the run's own
 
     config.checkpoint = checkpoint = ConfigDict()
@@ -222,6 +225,14 @@ CHECKS: dict[str, Check] = {
     "log_every_steps": COUNT,
     "eval_every_steps": COUNT,
     "max_skipped_updates": NOT_NEGATIVE,
+    "profile_steps": (
+        lambda x: not x or (len(x) == 2 and all(type(y) is int for y in x) and 1 <= x[0] <= x[1]),
+        "(), or the first and the last step, such as (10, 14)",
+    ),
+    "wandb": (
+        lambda x: not x or importlib.util.find_spec("wandb") is not None,
+        "'' as long as wandb is not installed: pip install '.[wandb]'",
+    ),
     "resume": one_of("same", "changed"),
     "checkpoint.every_steps": COUNT,
     "checkpoint.keep": COUNT,

@@ -17,7 +17,18 @@ Any field of a recipe can be set on the command line. Often used are
     --config.objective=mlm                    train BERT instead of ELECTRA
     --config.log_every_steps=10               a line and a point in the curves
 
-electra_jax/config.py lists all of them with their defaults.
+electra_jax/config.py lists all of them with their defaults, and
+
+    --print_config                            shows those of this recipe, and stops
+
+The other commands; each of them knows --help:
+
+    python -m electra_jax.prepare             vocabulary and token store, ahead of training
+    python -m electra_jax.compile             will a recipe fit a TPU that is not there?
+    python -m electra_jax.predict             use what a run has made
+    python -m electra_jax.report              the report of a run, or a comparison of several
+    python -m electra_jax.export              a directory for Hugging Face's libraries
+    python -m electra_jax.data.tokenizer      how text is cut into tokens
 """
 
 

@@ -314,7 +314,9 @@ def make_trials_program(
 
 
 def make_predict(
-    mesh: Mesh, outputs: Callable[[Params, Batch], dict[str, Array]]
+    mesh: Mesh,
+    outputs: Callable[[Params, Batch], dict[str, Array]],
+    compiler_options: dict[str, int] | None = None,
 ) -> Callable[[Params, dict[str, np.ndarray]], dict[str, Array]]:
     """Compiles `outputs` for `mesh`: (parameters, a host's rows) to what comes out, everywhere.
 
@@ -324,9 +326,16 @@ def make_predict(
     def with_rows(params: Params, batch: Batch) -> dict[str, Array]:
         return outputs(params, batch) | {"row": batch["row"]}
 
-    compiled = jax.jit(with_rows, out_shardings=NamedSharding(mesh, P()))
+    compiled = jax.jit(
+        with_rows, out_shardings=NamedSharding(mesh, P()), compiler_options=compiler_options
+    )
     sharding = NamedSharding(mesh, BATCH)
     return lambda params, batch: compiled(params, place(batch, sharding, per_device=False))
+
+
+def everywhere(mesh: Mesh, params: Params) -> Params:
+    """`params` on every device of `mesh`, whole."""
+    return jax.device_put(params, NamedSharding(mesh, P()))
 
 
 def with_params(state: TrainState, loaded: dict[str, np.ndarray]) -> TrainState:

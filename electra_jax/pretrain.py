@@ -1,6 +1,7 @@
 """Pre-training: text in, and an objective on two networks, as a job for the loop."""
 
 import collections
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from electra_jax import config as configuration
-from electra_jax import metrics, processes, train
+from electra_jax import health, metrics, parallel, processes, train, verdicts
 from electra_jax import workdir as run_directory
 from electra_jax.data import layout, loader, sources
 from electra_jax.data.layout import Rows
+from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.flops import train_flops_per_token
 from electra_jax.generator import generator_weights
@@ -20,12 +22,17 @@ from electra_jax.interop.pretrained import load_networks
 from electra_jax.interruption import Interruption
 from electra_jax.modeling.electra import Params
 from electra_jax.objectives import Objective, make_objective
+from electra_jax.objectives.electra import ReplacedTokenDetection
 from electra_jax.optimizer import OptimizerConfig
 from electra_jax.parallel import Program
 from electra_jax.prepare import prepare
 from electra_jax.progress import add_up
+from electra_jax.shading import Token, shaded
 from electra_jax.step import TrainState
-from electra_jax.train import Job, Log, log_line
+from electra_jax.train import Job, Log, Show, log_line
+
+SHOWN_ROWS = 8  # held-out rows in the gallery of the report
+SHOWN_PROPOSALS = 5
 
 
 def pretrain(config: ConfigDict, workdir: Path) -> TrainState:
@@ -75,6 +82,8 @@ def make_job(config: ConfigDict, is_new: bool, log: Log) -> Job:
             f"config.batch_size is {batch_size}, but config.data.source gives only "
             f"{len(rows)} rows of {length} tokens to train on"
         )
+    if sentence := health.padding(1 - rows.real_tokens / (len(rows) * length), length):
+        log(f"warning: {sentence}")
     warn_of_long_words(config, store.manifest["splits"]["train"], log)
     is_unigram = config.generator.kind == "unigram"
     counts = store.token_counts("train") if is_unigram else None
@@ -120,7 +129,42 @@ def make_job(config: ConfigDict, is_new: bool, log: Log) -> Job:
         describe(config, store.manifest["splits"], rows, held_out, flops_per_token),
         flops_per_token,
         keep_best=config.checkpoint.keep_best,
+        watch=health.Watch(
+            store.tokenizer.vocab_size,
+            health.begin_of(
+                config.num_train_steps, config.optimizer.warmup_steps, objective.switch_step
+            ),
+        ),
+        show=make_show(config, objective, store.tokenizer, held_out),
     )
+
+
+def make_show(
+    config: ConfigDict, objective: Objective, tokenizer: Tokenizer, held_out: Rows
+) -> Show | None:
+    """Compiles what shows some held-out rows, spread evenly; see `Job.show`.
+
+    Masks and samples are those of the evaluation.
+    """
+    if not isinstance(objective, ReplacedTokenDetection):
+        return None
+    mesh = parallel.make_mesh(config.parallel)
+    outputs = functools.partial(verdicts.corrupted, objective, config.seed, SHOWN_PROPOSALS)
+    predict = parallel.make_predict(mesh, outputs)
+    rows = np.unique(np.linspace(0, len(held_out) - 1, SHOWN_ROWS).astype(np.int32))
+    split = mesh.shape["data"] * mesh.shape["fsdp"]
+    filled = np.resize(rows, -(len(rows) // -split) * split)  # some for every device
+    batch = held_out.batch(filled) | {"row": filled}
+
+    def show(program: Program, params: Params) -> list[list[Token]]:
+        part, parts = program.share
+        own = slice(part * len(filled) // parts, (part + 1) * len(filled) // parts)
+        found = jax.device_get(predict(params, {name: x[own] for name, x in batch.items()}))
+        places = [int(np.flatnonzero(found["row"] == row)[0]) for row in rows]
+        found = {name: x[places] for name, x in found.items()}
+        return [text for i in range(len(rows)) for text in shaded(tokenizer, batch, found, i)]
+
+    return show
 
 
 def warn_of_long_words(config: ConfigDict, counts: dict[str, int], log: Log) -> None:
@@ -187,8 +231,5 @@ def describe(
             "held-out documents": f"{splits['held_out']['documents']:,}",
             "held-out tokens": f"{held_out.real_tokens:,}",
         },
-        "step": {
-            "tokens": f"{config.batch_size * length:,}",
-            "GFLOP per token": f"{flops_per_token / 1e9:.4g}",
-        },
+        "step": train.describe_step(config.batch_size * length, flops_per_token),
     }

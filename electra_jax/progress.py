@@ -1,4 +1,4 @@
-"""Metrics on their way from the device to a person: windows of steps, rates, console lines.
+"""Metrics on their way from the device to a person: windows of steps, rates, what is shown of them.
 
 The loop never waits for the device. Each step's sums stay there until the step after the window's
 last one has been dispatched; then the whole window is fetched at once.
@@ -13,12 +13,16 @@ import jax
 import numpy as np
 
 from electra_jax import metrics
+from electra_jax.console import Console
 from electra_jax.objectives.base import Sums
 
 HostBatch = dict[str, np.ndarray]
+Watch = Callable[[int, dict[str, float]], Iterable[str]]
 
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 SLOW_INPUT = 0.2  # share of a window's time from which on a person is told
+REDRAWN = 0.2  # seconds after which the status on a terminal is drawn anew
+BAR = 30  # characters
 SHOWN = {  # metric to its name on the console
     "loss": "loss",
     "mlm_loss": "mlm",
@@ -27,6 +31,7 @@ SHOWN = {  # metric to its name on the console
     "reconstruction_loss": "reconstruction",
     "reconstruction_accuracy": "reconstruction acc",
     "rtd_auc": "auc",
+    "rtd_precision": "precision",
     "rtd_recall": "recall",
     "replaced_fraction": "replaced",
     "reward": "reward",
@@ -47,7 +52,9 @@ class Progress:
       peak: tokens per second at an MFU of 1, or None where that is not known.
       compilations: seconds of each compilation so far; grows, see `compilations`.
       write: receives step and metrics of every window and evaluation.
-      log: prints a line.
+      console: where to.
+      checkpoint_every: steps.
+      watch: (step, metrics) to sentences about what looks wrong, see `health`.
       max_skipped: updates in a row that may be skipped because they are not finite.
       saved: what `to_save` has returned before the run was interrupted.
     """
@@ -59,7 +66,9 @@ class Progress:
         peak: float | None,
         compilations: list[float],
         write: Callable[[int, dict[str, float]], None],
-        log: Callable[[str], None],
+        console: Console,
+        checkpoint_every: int,
+        watch: Watch = lambda step, values: (),
         max_skipped: int = 0,
         saved: dict | None = None,
     ):
@@ -68,7 +77,10 @@ class Progress:
         self.peak = peak
         self.compilations = compilations
         self.write = write
-        self.log = log
+        self.console = console
+        self.log = console.log
+        self.checkpoint_every = checkpoint_every
+        self.watch = watch
         self.max_skipped = max_skipped
         self.window: list[tuple[int, Sums]] = []
         self.due: list[tuple[int, Sums]] = []
@@ -77,6 +89,9 @@ class Progress:
         self.skipped_in_a_row: int = saved["skipped_in_a_row"]
         self.newest: Sums | None = None  # of the step dispatched last
         self.first_step: int | None = None  # of this process: it compiles, and counts for no rate
+        self.seconds_per_step: float | None = None  # in the newest window that has a rate
+        self.status = {"window": "", "evaluation": ""}  # the newest of each, on a terminal
+        self.drawn = -math.inf
         self.start_clock()
 
     def start_clock(self) -> None:
@@ -109,6 +124,8 @@ class Progress:
         self.report()
         self.window.append((step, sums))
         self.newest = sums
+        if self.console.is_live and time.monotonic() - self.drawn > REDRAWN:
+            self.draw(step)
 
     def close_window(self) -> None:
         """Steps from here on belong to the next window."""
@@ -154,9 +171,14 @@ class Progress:
             values["input_wait"] = self.waited / seconds
             if self.peak:
                 values["mfu"] = values["tokens_per_second"] / self.peak
+            if self.seconds_per_step is None:
+                whole = duration(self.num_steps * seconds / num_steps)
+                self.log(f"all {self.num_steps:,} steps take {whole} at the rate of the first ones")
+            self.seconds_per_step = seconds / num_steps
         self.start_clock()
         self.write(step, values)
-        self.print_line(step, values, seconds / num_steps if num_steps else None)
+        self.print_line(step, values)
+        self.warn(step, values)
         if values.get("input_wait", 0) > SLOW_INPUT:
             self.log(
                 f"warning: {values['input_wait']:.0%} of the time went into waiting for batches; "
@@ -194,19 +216,44 @@ class Progress:
         self.log(f"warning: step {step}: {', '.join(bad)} not finite; update skipped")
         return {"learning_rate": sums["learning_rate"], "skipped_updates": np.array([1, 1])}
 
-    def print_line(
-        self, step: int, values: dict[str, float], seconds_per_step: float | None
-    ) -> None:
-        """One line: where the run is, how it does, how fast it goes, how long it takes."""
-        parts = [f"step {step:,}/{self.num_steps:,} ({step / self.num_steps:.0%})"]
-        parts += shown(values, "train/")
+    def print_line(self, step: int, values: dict[str, float]) -> None:
+        """Where the run is, how it does, how fast it goes, how long it takes."""
+        speed = []
         if "tokens_per_second" in values:
-            parts.append(f"{values['tokens_per_second']:,.0f} tokens/s")
+            speed.append(f"{values['tokens_per_second']:,.0f} tokens/s")
         if "mfu" in values:
-            parts.append(f"mfu {values['mfu']:.1%}")
-        if seconds_per_step is not None:
-            parts.append(f"{duration((self.num_steps - step) * seconds_per_step)} left")
-        self.log("  ".join(parts))
+            speed.append(f"mfu {values['mfu']:.1%}")
+        metrics = [*shown(values, "train/"), *speed]
+        if self.console.is_live:
+            self.status["window"] = "  ".join([f"to step {step:,}:", *metrics])
+            self.draw(step)
+        else:
+            self.log("  ".join([self.place(step), *metrics, *self.ahead(step)]))
+
+    def draw(self, step: int) -> None:
+        """The status on a terminal."""
+        done = BAR * step // self.num_steps
+        bar = f"[{'#' * done}{'.' * (BAR - done)}]"
+        first = "  ".join([bar, self.place(step), *self.ahead(step)])
+        self.console.status([first, *filter(None, self.status.values())])
+        self.drawn = time.monotonic()
+
+    def place(self, step: int) -> str:
+        """How many steps of how many."""
+        return f"step {step:,}/{self.num_steps:,} ({step / self.num_steps:.0%})"
+
+    def ahead(self, step: int) -> Iterator[str]:
+        """The time that is left, where that is known, and the next checkpoint."""
+        if self.seconds_per_step is not None:
+            yield f"{duration((self.num_steps - step) * self.seconds_per_step)} left"
+        if step < self.num_steps:
+            following = (step // self.checkpoint_every + 1) * self.checkpoint_every
+            yield f"next checkpoint at {min(following, self.num_steps):,}"
+
+    def warn(self, step: int, values: dict[str, float]) -> None:
+        """Say so where something looks wrong."""
+        for sentence in self.watch(step, values):
+            self.log(f"warning: {sentence}")
 
     def write_evaluation(self, step: int, results: dict[str, float]) -> None:
         """Write and print held-out metrics; `results` carry their `eval/` prefix.
@@ -220,7 +267,10 @@ class Progress:
                 "step"
             )
         self.write(step, results)
-        self.log("  ".join([f"held out at step {step:,}:", *shown(results, "eval/")]))
+        line = "  ".join([f"held out at step {step:,}:", *shown(results, "eval/")])
+        self.status["evaluation"] = line
+        self.log(line)
+        self.warn(step, results)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

@@ -1,20 +1,37 @@
-"""The HTML report of a run: final numbers, curves and config in one self-contained file."""
+"""The report of a run: final numbers, curves, texts and settings in one file, without network.
 
-import html
+    python -m electra_jax.report RUN          writes RUN/report.html anew
+    python -m electra_jax.report RUN RUN ...  overlays the curves of several runs, by steps, tokens
+                                              and FLOPs, in comparison.html
+    --output=FILE                             in another file
+
+Training writes the report of a run at every evaluation. A run that is going on, or that has lost
+some of its files, has a report of what there is, with a note about what is missing.
+"""
+
+import dataclasses
 import io
+import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import matplotlib
+from absl import flags
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from electra_jax import shading
 from electra_jax.errors import UserError
-from electra_jax.writer import read_metrics
+from electra_jax.finetune.files import write_text
+from electra_jax.shading import escape
+from electra_jax.writer import read_whole_rows
 
-# Title and unit of each figure, and what it draws: metric name without its prefix -> label.
+METRICS = "metrics.jsonl"
+
+# Title and unit of each figure of pre-training; what it draws: metric name without prefix ->
+# label.
 FIGURES = {
     "Masked language modelling loss (nats)": {"mlm_loss": ""},
     "Replaced token detection loss (nats)": {"rtd_loss": ""},
@@ -38,6 +55,28 @@ FIGURES = {
     "Model FLOPs utilisation": {"mfu": ""},
 }
 
+# Of fine-tuning: the losses of all tasks. Scores are drawn as they are found in the metrics.
+LOSSES = {
+    "Loss (nats; of a regression, squared error)": {"loss": ""},
+    "Losses of question answering (nats)": {
+        "start_loss": "start",
+        "end_loss": "end",
+        "answerable_loss": "answerable",
+    },
+    "Accuracy in training": {"accuracy": ""},
+}
+SCORES = {
+    "accuracy": "accuracy",
+    "f1": "F1",
+    "macro_f1": "macro F1",
+    "micro_f1": "micro F1",
+    "matthews": "Matthews' correlation",
+    "spearman": "Spearman's correlation",
+    "pearson": "Pearson's correlation",
+    "exact": "exact match",
+    "exact_match": "exact match",
+}
+
 # Metric name, label and format of the final numbers.
 TILES = (
     ("eval/mlm_loss", "MLM loss", "{:.3f}"),
@@ -50,6 +89,9 @@ TILES = (
     ("step", "steps", "{:,}"),
 )
 
+SAMPLES = "samples.json"
+GALLERY_TOKENS = 1000  # at most
+
 # How the two kinds of curve are drawn. Metrics without a prefix are measured in training.
 TRAIN_STYLE = {"linewidth": 1, "alpha": 0.7}
 HELD_OUT_STYLE = {"linewidth": 1.5, "marker": "o", "markersize": 3}
@@ -59,8 +101,8 @@ CURVES = (
     ("eval/", "held-out", HELD_OUT_STYLE),
 )
 
-# Blue, vermilion and green of Okabe and Ito's palette, which colour-blind readers can tell apart.
-COLORS = ("#0072b2", "#d55e00", "#009e73")
+# Okabe and Ito's palette, which colour-blind readers can tell apart, without its yellow and black.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#666666")
 
 TICK_STEPS = (1, 2, 2.5, 5, 10)
 
@@ -73,8 +115,11 @@ PLOT_SETTINGS = {
     "axes.grid": True,
     "grid.color": "#e4e4e4",
     "grid.linewidth": 0.6,
-    "legend.fontsize": 8,
+    "legend.fontsize": 7,
+    "legend.handlelength": 1.2,
+    "legend.columnspacing": 1.0,
     "legend.frameon": False,
+    "text.parse_math": False,  # names of runs are text
 }
 
 STYLE = """
@@ -90,7 +135,10 @@ body { margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 80rem; background: 
        color: var(--ink); font: 1rem/1.5 system-ui, sans-serif; }
 h1 { margin: 0; font-size: 1.5rem; line-height: 1.25; overflow-wrap: anywhere; }
 p { margin: 0.25rem 0; color: var(--muted); }
+h2 { margin: 0; font-size: 1.1rem; font-weight: 600; }
 section, details { margin-top: 1.5rem; }
+.gallery { margin-top: 0.5rem; padding: 0.75rem 0.9rem 0; background: var(--card);
+           border: 1px solid var(--line); border-radius: 0.5rem; }
 summary { cursor: pointer; margin-bottom: 0.5rem; font-size: 1.1rem; font-weight: 600; }
 .tiles, .figures { display: grid; gap: 0.75rem; }
 .tiles { grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); }
@@ -107,6 +155,22 @@ table { width: 100%; border-collapse: separate; border-spacing: 0; font-size: 0.
 th, td { padding: 0.3rem 0.9rem; text-align: left; font-weight: normal; vertical-align: top; }
 tr + tr > * { border-top: 1px solid var(--line); }
 th { width: 40%; color: var(--muted); overflow-wrap: break-word; }
+.wide { overflow-x: auto; }
+.numbers th, .numbers td { width: auto; white-space: nowrap; }
+.key { display: inline-block; width: 0.8rem; height: 0.8rem; margin-right: 0.4rem;
+       border-radius: 0.2rem; }
+input[name="axis"] { position: absolute; opacity: 0; }
+input[name="axis"] + label { display: inline-block; margin: 0 0.5rem 0.75rem 0; cursor: pointer;
+       padding: 0.3rem 0.9rem; border: 1px solid var(--line); border-radius: 0.5rem; }
+input[name="axis"]:checked + label { background: var(--ink); color: var(--page); }
+input[name="axis"]:focus-visible + label { outline: 2px solid #0072b2; }
+.by { display: none; }
+#steps:checked ~ .steps, #tokens:checked ~ .tokens, #flops:checked ~ .flops { display: block; }
+.by > section { margin-top: 0; }
+@media print { body { max-width: none; padding: 0; font-size: 0.8rem; }
+               figure, .tile, tr { break-inside: avoid; } input + label { display: none; }
+               :root { --page: #fff; --card: #fff; --line: #ccc; --ink: #000; --muted: #444; }
+               svg { filter: none; } }
 td { font-family: ui-monospace, monospace; overflow-wrap: anywhere; }
 """
 
@@ -131,30 +195,179 @@ PAGE = """<!DOCTYPE html>
 """
 
 
-def write_report(workdir: Path) -> Path:
-    """Writes `workdir/report.html` from what the run has logged so far and returns its path.
+def write_report(workdir: Path, output: Path | None = None) -> Path:
+    """Writes a report of what the run in `workdir` has logged so far and returns its path.
 
-    Reads `config.json`, `metrics.jsonl` and, where there is one, `facts.json` (devices, parameter
-    and data counts, versions). Metrics that are missing are left out of the page.
+    Reads `config.json` and, where there are some, `metrics.jsonl`, `samples.json` and `facts.json`
+    (devices, parameter and data counts, versions). What is missing is left out of the page.
+
+    Args:
+      output: default: `workdir/report.html`.
 
     Raises:
-      UserError: There is no `config.json`, or one of these files is malformed.
+      UserError: There is no `config.json`, or it or `facts.json` is malformed.
+    """
+    run = read_run(workdir)
+    body = [
+        _tiles(run),
+        _figures(figures_of([run]), [run], AXES[0]),
+        run.gallery,
+        _table("Facts", run.facts, "open"),
+        _table("Config", run.config),
+    ]
+    content = page(run.name, _notes(run), "\n".join(body))
+    return write_text(output or workdir / "report.html", content)
+
+
+def write_comparison(workdirs: Sequence[Path], output: Path) -> Path:
+    """Writes the curves of several runs over each other, by steps, tokens and FLOPs.
+
+    Raises:
+      UserError: as `write_report`.
+    """
+    runs = [read_run(workdir) for workdir in workdirs]
+    if len({run.name for run in runs}) < len(runs):
+        runs = [
+            dataclasses.replace(run, name=str(path))
+            for run, path in zip(runs, workdirs, strict=True)
+        ]
+    metrics = {
+        f"{title}{label and ': '}{label}": {metric: ""}
+        for title, metrics in figures_of(runs).items()
+        for metric, label in metrics.items()
+    }
+    choices = "".join(
+        f'<input type="radio" name="axis" id="{axis.key}"{" checked" * (axis is AXES[0])}>'
+        f'<label for="{axis.key}">by {axis.name}</label>'
+        for axis in AXES
+    )
+    figures = "".join(
+        f'<div class="by {axis.key}">{_lacking(runs, axis)}{_figures(metrics, runs, axis)}</div>'
+        for axis in AXES
+    )
+    notes = [f"<b>{escape(run.name)}</b>: {note}" for run in runs for note in _missing(run)]
+    body = f"{_final_table(runs)}<section>{choices}{figures}</section>{_differences(runs)}"
+    return write_text(output, page(f"{len(runs)} runs", notes, body))
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a run directory holds.
+
+    Attributes:
+      rows: of `metrics.jsonl`.
+      unreadable: how many of its lines are not.
+      gallery: the texts of `samples.json`, as HTML.
+      problem: with that file; or "".
+    """
+
+    name: str
+    config: dict
+    facts: dict
+    rows: list[dict]
+    unreadable: int
+    gallery: str
+    problem: str
+
+    def per_step(self, name: str) -> float | None:
+        """A number of the facts about a step; None where it is not there."""
+        try:
+            return float(self.facts["step"][name].replace(",", ""))
+        except (KeyError, TypeError, AttributeError, ValueError):
+            return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """What curves are drawn against: a fact about a step times the number of steps."""
+
+    key: str
+    name: str
+    fact: str = ""
+    factor: float = 1.0
+
+    def scale(self, run: Run) -> float | None:
+        """Of a step, or None where the run does not say."""
+        found = run.per_step(self.fact) if self.fact else 1.0
+        return None if found is None else found * self.factor
+
+
+AXES = (
+    Axis("steps", "step"),
+    Axis("tokens", "tokens", "tokens"),
+    Axis("flops", "FLOPs", "GFLOP", 1e9),
+)
+
+
+def read_run(workdir: Path) -> Run:
+    """What there is of a run.
+
+    Raises:
+      UserError: as `write_report`.
     """
     config = _read_json(workdir / "config.json")
     facts = _read_json(workdir / "facts.json") if (workdir / "facts.json").exists() else {}
-    rows = read_metrics(workdir)
-    body = [_tiles(rows), _figures(rows), _table("Facts", facts, "open"), _table("Config", config)]
-    page = PAGE.format(
-        title=html.escape(workdir.resolve().name),
-        style=STYLE,
-        notes="\n".join(f"<p>{note}</p>" for note in _notes(rows)),
-        body="\n".join(body),
+    rows, unreadable = read_whole_rows(workdir)
+    return Run(
+        workdir.resolve().name, config, facts, rows, unreadable, *_read_gallery(workdir / SAMPLES)
     )
-    path = workdir / "report.html"
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(page, encoding="utf-8")
-    temporary.replace(path)
-    return path
+
+
+def _read_gallery(path: Path) -> tuple[str, str]:
+    """The gallery, if there is one, and what is wrong with its file, if something is."""
+    if not path.exists():
+        return "", ""
+    try:
+        return _gallery(_read_json(path)), ""
+    except (UserError, KeyError, TypeError, ValueError, AttributeError):
+        return "", f"{SAMPLES} cannot be read; there are no held-out texts."
+
+
+def figures_of(runs: Sequence[Run]) -> dict[str, dict[str, str]]:
+    """Titles of figures, and what they draw: metric name without its prefix -> label."""
+    if all(run.config.get("task") != "finetune" for run in runs):
+        return FIGURES
+    scores = {}
+    for name in dict.fromkeys(name for run in runs for row in run.rows for name in row):
+        split, _, score = name.removeprefix("eval/").rpartition("/")
+        if name.startswith("eval/") and score in SCORES:
+            scores[name.removeprefix("eval/")] = f"{SCORES[score]}{split and ', '}{split}"
+    return FIGURES | {"Scores": scores} | LOSSES
+
+
+def page(title: str, notes: Iterable[str], body: str) -> str:
+    """A page that needs nothing but itself.
+
+    Args:
+      title: text.
+      notes, body: HTML.
+    """
+    return PAGE.format(
+        title=escape(title),
+        style=STYLE + shading.STYLE,
+        notes="\n".join(f"<p>{note}</p>" for note in notes),
+        body=body,
+    )
+
+
+def write_samples(workdir: Path, step: int, texts: Sequence[Sequence[shading.Token]]) -> None:
+    """Writes held-out texts with the networks' verdicts for the gallery, see `shading`."""
+    write_text(workdir / SAMPLES, json.dumps({"step": step, "texts": texts}) + "\n")
+
+
+def _gallery(samples: dict) -> str:
+    """Held-out texts, each token shaded."""
+    shown, room = [], GALLERY_TOKENS
+    for text in samples["texts"]:
+        shown.append(shading.as_html(text[: max(0, room)]))
+        room -= len(text)
+    return (
+        "<section><h2>Held-out texts</h2><p>As the discriminator reads them at step "
+        f"{samples['step']:,}: the darker a token, the more likely it calls it replaced. "
+        "Underlined are the tokens that the generator was asked for; a solid line marks those that "
+        "it has replaced. Point at a token, or tap it, for details.</p>"
+        f'<div class="gallery">{"".join(filter(None, shown))}</div></section>'
+    )
 
 
 def _read_json(path: Path) -> dict:
@@ -175,64 +388,135 @@ def _series(rows: list[dict], name: str) -> tuple[list[int], list[float | int]]:
     return [step for step, _ in points], [value for _, value in points]
 
 
-def _notes(rows: list[dict]) -> Iterator[str]:
-    if not rows:
-        yield "No metrics have been logged yet."
-        return
-    evaluated = [row["step"] for row in rows if any(name.startswith("eval/") for name in row)]
+def _notes(run: Run) -> Iterator[str]:
+    yield from _missing(run)
+    evaluated = [row["step"] for row in run.rows if any(name.startswith("eval/") for name in row)]
     if evaluated:
         yield f"Losses, accuracies and AUC are on held-out data at step {evaluated[-1]:,}."
-    else:
+    elif run.rows:
         yield "No evaluation has been logged yet: there are no held-out numbers."
-    yield (
-        "MLM is masked language modelling, by the generator if there is one; RTD is replaced token "
-        "detection, by the discriminator."
-    )
+    if run.config.get("task") != "finetune":
+        yield (
+            "MLM is masked language modelling, by the generator if there is one; RTD is replaced "
+            "token detection, by the discriminator."
+        )
 
 
-def _tiles(rows: list[dict]) -> str:
+def _missing(run: Run) -> Iterator[str]:
+    if not run.rows:
+        yield "No metrics have been logged yet."
+    if run.unreadable:
+        yield f"Left out: lines of {METRICS} that cannot be read, {run.unreadable:,} in number."
+    if run.problem:
+        yield run.problem
+    if not run.facts:
+        yield "There is no facts.json: machine, data and parameter counts are not known."
+
+
+def _tiles(run: Run) -> str:
     tiles = []
-    for name, label, number_format in TILES:
-        _, values = _series(rows, name)
+    for name, label, number_format in tiles_of(run):
+        _, values = _series(run.rows, name)
         if values:
             number = number_format.format(values[-1])
-            tiles.append(f'<div class="tile"><b>{number}</b><span>{label}</span></div>')
+            tiles.append(f'<div class="tile"><b>{number}</b><span>{escape(label)}</span></div>')
     return f'<section class="tiles">{"".join(tiles)}</section>'
 
 
-def _figures(rows: list[dict]) -> str:
-    plots = {title: _plot(rows, title, metrics) for title, metrics in FIGURES.items()}
-    figures = (
-        f"<figure><figcaption>{title}</figcaption>{svg}</figure>"
+def tiles_of(run: Run) -> list[tuple[str, str, str]]:
+    """Metric name, label and format of the final numbers of a run."""
+    scores = figures_of([run]).get("Scores", {})
+    return [(f"eval/{name}", label, "{:.4g}") for name, label in scores.items()] + [*TILES]
+
+
+def _final_table(runs: Sequence[Run]) -> str:
+    """The newest numbers, a row for each run."""
+    tiles = dict.fromkeys(tile for run in runs for tile in tiles_of(run))
+    columns = [tile for tile in tiles if any(_series(run.rows, tile[0])[1] for run in runs)]
+    head = "".join(f'<th scope="col">{escape(label)}</th>' for _, label, _ in columns)
+    lines = []
+    for run, color in zip(runs, itertools.cycle(COLORS)):
+        cells = []
+        for name, _, number_format in columns:
+            _, values = _series(run.rows, name)
+            cells.append(f"<td>{number_format.format(values[-1]) if values else ''}</td>")
+        mark = f'<span class="key" style="background:{color}"></span>'
+        lines.append(f'<tr><th scope="row">{mark}{escape(run.name)}</th>{"".join(cells)}</tr>')
+    return (
+        '<section class="wide"><table class="numbers">'
+        f"<tr><th></th>{head}</tr>{''.join(lines)}</table></section>"
+    )
+
+
+def _differences(runs: Sequence[Run]) -> str:
+    """The fields that are not the same in all configurations."""
+    configs = [dict(_flatten(run.config)) for run in runs]
+    names = sorted(name for name in {name for config in configs for name in config})
+    differing = [name for name in names if len({config.get(name) for config in configs}) > 1]
+    if not differing:
+        return ""
+    head = "".join(f'<th scope="col">{escape(run.name)}</th>' for run in runs)
+    lines = "".join(
+        f'<tr><th scope="row">{escape(name)}</th>'
+        + "".join(f"<td>{escape(config.get(name, ''))}</td>" for config in configs)
+        + "</tr>"
+        for name in differing
+    )
+    return (
+        "<details open><summary>Differences of the configurations</summary>"
+        f'<div class="wide"><table class="numbers"><tr><th></th>{head}</tr>{lines}</table></div>'
+        "</details>"
+    )
+
+
+def _lacking(runs: Sequence[Run], axis: Axis) -> str:
+    """A note about runs that cannot be drawn against an axis."""
+    names = [escape(run.name) for run in runs if axis.scale(run) is None]
+    return f"<p>Not drawn, as facts.json does not say: {', '.join(names)}.</p>" if names else ""
+
+
+def _figures(figures: dict[str, dict[str, str]], runs: Sequence[Run], axis: Axis) -> str:
+    plots = {title: _plot(runs, title, metrics, axis) for title, metrics in figures.items()}
+    shown = (
+        f"<figure><figcaption>{escape(title)}</figcaption>{svg}</figure>"
         for title, svg in plots.items()
         if svg
     )
-    return f'<section class="figures">{"".join(figures)}</section>'
+    return f'<section class="figures">{"".join(shown)}</section>'
 
 
-def _plot(rows: list[dict], title: str, metrics: dict[str, str]) -> str:
-    """One figure as an SVG element; empty when none of its metrics was logged."""
+def _plot(runs: Sequence[Run], title: str, metrics: dict[str, str], axis: Axis) -> str:
+    """One figure as an SVG element; empty when none of its metrics was logged.
+
+    Colours tell the metrics of one run apart, or else the runs.
+    """
     # Element ids are hashes of this salt and a running number, and the page holds all figures.
-    with matplotlib.rc_context(PLOT_SETTINGS | {"svg.hashsalt": title}):
+    with matplotlib.rc_context(PLOT_SETTINGS | {"svg.hashsalt": f"{title} {axis.key}"}):
         figure = Figure(figsize=(4.4, 2.9), layout="constrained")
         axes = figure.add_subplot()
-        for color, (metric, label) in zip(COLORS, metrics.items(), strict=False):
-            for prefix, split, style in CURVES:
-                steps, values = _series(rows, prefix + metric)
-                if steps:
+        for run, run_color in zip(runs, itertools.cycle(COLORS)):
+            scale = axis.scale(run)
+            for color, (metric, label) in zip(itertools.cycle(COLORS), metrics.items()):
+                for prefix, split, style in CURVES:
+                    steps, values = _series(run.rows, prefix + metric)
+                    if not steps or scale is None:
+                        continue
+                    if len(runs) > 1:
+                        color, label = run_color, run.name
                     name = f"{label}, {split}" if label else split
-                    axes.plot(steps, values, color=color, label=name, **style)
+                    places = [step * scale for step in steps]
+                    axes.plot(places, values, color=color, label=f" {name}", **style)
         if not axes.lines:
             return ""
-        axes.set_xlabel("step")
-        axes.xaxis.set_major_locator(MaxNLocator(5, steps=TICK_STEPS, integer=True))
+        axes.set_xlabel(axis.name)
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=TICK_STEPS, integer=not axis.fact))
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=TICK_STEPS))
         axes.xaxis.set_major_formatter(_tick_label)
         axes.yaxis.set_major_formatter(_tick_label)
-        if len(axes.lines) > 1:
+        if len(axes.lines) > 1 and len(runs) == 1:
             # A row for one metric, a column each for several.
             num_metrics = len({line.get_color() for line in axes.lines})
-            figure.legend(loc="outside upper left", ncols=max(2, num_metrics))
+            figure.legend(loc="outside upper left", ncols=min(3, max(2, num_metrics)))
         return _svg(figure)
 
 
@@ -264,7 +548,27 @@ def _table(title: str, values: dict, state: str = "") -> str:
     if not values:
         return ""
     lines = "".join(
-        f'<tr><th scope="row">{html.escape(name)}</th><td>{html.escape(value)}</td></tr>'
+        f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
         for name, value in _flatten(values)
     )
     return f"<details {state}><summary>{title}</summary><table>{lines}</table></details>"
+
+
+def main() -> None:
+    """Write the report of a run, or a comparison of several."""
+    from electra_jax import cli
+
+    values = flags.FlagValues()
+    flags.DEFINE_string("output", None, "the file to write", flag_values=values)
+    workdirs = [Path(name) for name in cli.parse_arguments(values, __doc__, ["RUN ..."])]
+    output = Path(values.output) if values.output else None
+    if len(workdirs) == 1:
+        print(write_report(workdirs[0], output))
+    else:
+        print(write_comparison(workdirs, output or Path("comparison.html")))
+
+
+if __name__ == "__main__":
+    from electra_jax import cli
+
+    cli.run(main)

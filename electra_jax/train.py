@@ -14,11 +14,13 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from electra_jax import parallel
 from electra_jax import workdir as run_directory
 from electra_jax.checkpoint import Checkpoints
+from electra_jax.console import Console
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.flops import peak_flops
@@ -27,14 +29,18 @@ from electra_jax.modeling.electra import Params
 from electra_jax.objectives import Objective
 from electra_jax.optimizer import OptimizerConfig
 from electra_jax.parallel import Program
-from electra_jax.progress import Progress, compilations
-from electra_jax.report import write_report
+from electra_jax.profiling import profiled
+from electra_jax.progress import Progress, Watch, compilations
+from electra_jax.report import write_report, write_samples
+from electra_jax.shading import Token, as_markdown
 from electra_jax.step import TrainState
+from electra_jax.tracking import tracked
 from electra_jax.writer import MetricWriter
 
 Log = Callable[[str], None]
 Facts = dict[str, dict[str, str]]
 IsStopped = Callable[[], bool]
+Show = Callable[[Program, Params], list[list[Token]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +61,8 @@ class Job:
       keep_best: name of a metric whose best checkpoint stays, or "".
       patience: evaluations without a better `keep_best`, after which training ends; 0: none.
       seeds: of the trials that are trained at once; none: only `config.seed`.
+      watch: (step, metrics) to sentences about what looks wrong.
+      show: (program, parameters) to held-out texts with the networks' verdicts, see `shading`.
     """
 
     objective: Objective
@@ -69,6 +77,8 @@ class Job:
     keep_best: str = ""
     patience: int = 0
     seeds: tuple[int, ...] = ()
+    watch: Watch = lambda step, values: ()
+    show: Show | None = None
 
     def is_enough(self, history: list[float]) -> bool:
         """Whether the evaluations so far, by their `keep_best`, end the training."""
@@ -89,7 +99,7 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
       Stopped: SIGTERM or SIGINT came; the state is saved.
       OSError: a file cannot be written. All checkpoints are whole.
     """
-    is_main, log = jax.process_index() == 0, log_line  # one of all processes writes and prints
+    is_main = jax.process_index() == 0  # one of all processes writes and prints
     objective, num_steps = job.objective, job.optimizer.num_steps
 
     mesh = parallel.make_mesh(config.parallel)
@@ -109,6 +119,7 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
         )
 
     with (
+        Console() as console,
         run_directory.hold(workdir) if is_main else contextlib.nullcontext(),
         Checkpoints(
             workdir / "checkpoints",
@@ -117,6 +128,7 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
             job.keep_best,
         ) as checkpoints,
     ):
+        log = console.log
         changed = run_directory.check(config, workdir)  # again: now no other run can change it
         found = checkpoints.restore_newest(program.abstract_state, log)
         start, saved = (found.step, found.progress) if found else (0, {})
@@ -132,7 +144,7 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
             log(f"{workdir}: nothing to do, all {start:,} steps are done")
             return state
 
-        facts = describe(objective, state.params) | job.facts
+        facts = describe(objective, state.params, mesh, job.tokenizer) | job.facts
         if is_main:
             run_directory.write_run_files(config, workdir, job.tokenizer, facts)
         for section, values in facts.items():
@@ -147,7 +159,8 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
         batches = job.batches(start, program.share)
         with (
             contextlib.closing(batches),
-            MetricWriter(workdir, start) if is_main else contextlib.nullcontext() as writer,
+            tracked(config, workdir) if is_main else contextlib.nullcontext() as track,
+            MetricWriter(workdir, start, track) if is_main else contextlib.nullcontext() as writer,
             compilations() as compiled,
             jax.transfer_guard("disallow"),
         ):
@@ -157,7 +170,9 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
                 peak_tokens_per_second(job.flops_per_token),
                 compiled,
                 writer.write if is_main else lambda step, values: None,
-                log,
+                console,
+                config.checkpoint.every_steps,
+                job.watch,
                 config.max_skipped_updates,
                 saved.get("progress"),
             )
@@ -168,6 +183,11 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
                     progress.write_evaluation(step, results)
                     if job.patience:
                         history.append(results[job.keep_best])
+                    if job.show:
+                        texts = job.show(program, state.params)
+                        if is_main:
+                            write_samples(workdir, step, texts)
+                            writer.write_text(step, "held-out texts", as_markdown(texts))
                     if is_main:
                         write_report(workdir)
                 return results
@@ -181,6 +201,8 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
                 with progress.paused():
                     is_evaluation_due = evaluate_at(step) is None
             batches = progress.timed(until_workers_are_stopped(batches, interruption))
+            tensorboard, newest = workdir / "tensorboard", lambda: progress.newest
+            batches = profiled(batches, start, config.profile_steps, tensorboard, newest)
             for step, batch in enumerate(batches, start + 1):
                 state, sums = program.train_step(state, program.place(batch))
                 progress.add(step, sums)
@@ -224,7 +246,7 @@ def until_workers_are_stopped(
             raise
 
 
-def describe(objective: Objective, params: Params) -> Facts:
+def describe(objective: Objective, params: Params, mesh: Mesh, tokenizer: Tokenizer) -> Facts:
     """Facts about machine, network and versions."""
     device = jax.devices()[0]
     count = lambda tree: f"{sum(x.size for x in jax.tree.leaves(tree)):,}"  # noqa: E731
@@ -232,12 +254,28 @@ def describe(objective: Objective, params: Params) -> Facts:
         "devices": {
             "kind": device.device_kind,
             "number": str(jax.device_count()),
+            "mesh": " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items()),
             "processes": str(jax.process_count()),
             "compute": str(np.dtype(objective.dtype)),
         },
+        "tokenizer": {
+            "family": tokenizer.family,
+            "tokens": f"{tokenizer.vocab_size:,}",
+            "hash": tokenizer.hash[:12],
+        }
+        | {name: str(value) for name, value in tokenizer.settings.items()},
         "parameters": {"total": count(params)} | {part: count(params[part]) for part in params},
         "versions": {"python": platform.python_version()}
         | {name: importlib.metadata.version(name) for name in ("jax", "flax", "optax")},
+    }
+
+
+def describe_step(num_tokens: int, flops_per_token: float) -> dict[str, str]:
+    """Facts about a step of the training, padding included."""
+    return {
+        "tokens": f"{num_tokens:,}",
+        "GFLOP": f"{flops_per_token * num_tokens / 1e9:.4g}",
+        "GFLOP per token": f"{flops_per_token / 1e9:.4g}",
     }
 
 
@@ -248,6 +286,5 @@ def peak_tokens_per_second(flops_per_token: float) -> float | None:
 
 
 def log_line(line: str) -> None:
-    """Process 0 prints it, at once, so that a log file is never behind."""
-    if jax.process_index() == 0:
-        print(line, flush=True)
+    """Print it; of several processes, the first one alone does."""
+    Console().log(line)

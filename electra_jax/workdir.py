@@ -11,15 +11,19 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from electra_jax import config as pretraining
 from electra_jax.config import flatten
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
+from electra_jax.finetune import config as finetuning
 
 # Fields that may change when a run is resumed: no number that training computes depends on them.
 FREE_FIELDS = (
     "log_every_steps",
     "eval_every_steps",
     "max_skipped_updates",
+    "profile_steps",
+    "wandb",
     "resume",
     "checkpoint.",
     "parallel.",
@@ -85,6 +89,27 @@ def has_checkpoint(workdir: Path) -> bool:
     """Whether there is a run in `workdir` to go on with."""
     checkpoints = workdir / "checkpoints"
     return checkpoints.exists() and any(path.name.isdigit() for path in checkpoints.iterdir())
+
+
+def load_config(workdir: Path) -> ConfigDict:
+    """The configuration of the run in `workdir`; fields that are newer than it have their default.
+
+    Raises:
+      UserError: there is no run, or its configuration cannot be read.
+    """
+    path = workdir / "config.json"
+    if not path.exists():
+        trials = sorted(parent.name for parent in workdir.glob("trial_*") if parent.is_dir())
+        choose = f"; it holds trials, give one: {workdir / trials[0]}" if trials else ""
+        raise UserError(f"{path} not found: {workdir} is not the directory of a run{choose}")
+    try:
+        content = json.loads(path.read_bytes())
+        defaults = {"finetune": finetuning, "pretrain": pretraining}[content["task"]]
+        config = defaults.get_config()
+        config.update(content)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: not readable as the configuration of a run ({error})") from error
+    return config
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -8,10 +8,12 @@ import time
 from pathlib import Path
 
 from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboardX.proto.tensor_pb2 import TensorProto
 from tensorboardX.record_writer import RecordWriter
 
 from electra_jax.errors import UserError
+from electra_jax.tracking import Track
 
 
 class MetricWriter:
@@ -24,12 +26,14 @@ class MetricWriter:
     Args:
       workdir: The run directory; created when missing.
       start_step: The step that the run starts from: 0, or that of the restored checkpoint.
+      track: Is told step and values, too.
 
     Raises:
       UserError: A line of an existing `metrics.jsonl`, other than a cut last one, is not a row.
     """
 
-    def __init__(self, workdir: Path, start_step: int):
+    def __init__(self, workdir: Path, start_step: int, track: Track = lambda step, values: None):
+        self._track = track
         self._path = workdir / "metrics.jsonl"
         (workdir / "tensorboard").mkdir(parents=True, exist_ok=True)
         _drop_lines_after(self._path, start_step)
@@ -58,9 +62,21 @@ class MetricWriter:
             self._jsonl.write(json.dumps({"step": step, **values}).encode() + b"\n")
             self._jsonl.flush()
             self._add_event(step=step, summary=Summary(value=scalars))
+            self._track(step, values)
         except OSError as error:
             error.filename = error.filename or str(self._path)
             raise
+
+    def write_text(self, step: int, name: str, markdown: str) -> None:
+        """Shows a text in TensorBoard.
+
+        Raises:
+          OSError: as `write`.
+        """
+        metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        tensor = TensorProto(dtype="DT_STRING", string_val=[markdown.encode()])
+        value = Summary.Value(tag=name, metadata=metadata, tensor=tensor)
+        self._add_event(step=step, summary=Summary(value=[value]))
 
     def _add_event(self, **content) -> None:
         self._tensorboard.write(Event(wall_time=time.time(), **content).SerializeToString())
@@ -86,6 +102,18 @@ def read_metrics(workdir: Path) -> list[dict]:
       UserError: Any other line is not a JSON object with a `step`.
     """
     return [row for _, row in _read_lines(workdir / "metrics.jsonl")]
+
+
+def read_whole_rows(workdir: Path) -> tuple[list[dict], int]:
+    """As `read_metrics`, but leaves out what is no row, and says how many lines that were."""
+    path = workdir / "metrics.jsonl"
+    lines = path.read_bytes().removesuffix(b"\n").split(b"\n") if path.exists() else []
+    rows = [row for row in map(_parse_row, filter(None, lines)) if row and _has_numbers(row)]
+    return rows, len([*filter(None, lines)]) - len(rows)
+
+
+def _has_numbers(row: dict) -> bool:
+    return all(type(value) in (int, float) for value in row.values())
 
 
 def _read_lines(path: Path) -> list[tuple[bytes, dict]]:

@@ -254,6 +254,17 @@ def test_help_shows_commands_and_fields(command, place, monkeypatch, capfd):
     assert set(fields) <= flatten(get_config()).keys()
 
 
+def test_print_config_has_every_field_as_a_flag_and_says_what_is_changed(place, monkeypatch, capfd):
+    before = tiny_run.snapshot(place)
+    flags = ["--config=recipe.py", "--config.seed=3", "--print_config"]
+    assert exit_code(monkeypatch, main.main, *flags) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert "--config.seed=3  # default: 0" in lines
+    assert "--config.objective='electra'" in lines
+    assert len(lines) == len(flatten(get_config()))
+    assert tiny_run.snapshot(place) == before
+
+
 def test_prepare_makes_a_store_for_devices_that_are_elsewhere(place, monkeypatch, capfd):
     flags = ["--config=recipe.py", "--config.parallel.fsdp=3", "--config.batch_size=6"]
     assert exit_code(monkeypatch, prepare.main, *flags) == 0

@@ -216,6 +216,8 @@ BAD_VALUES = {
     "log_every_steps": [0],
     "eval_every_steps": [0],
     "max_skipped_updates": [-1],
+    "profile_steps": [(3,), (0, 2), (5, 4), (1, 2, 3), ("a", "b")],
+    "wandb": ["project"],
     "resume": ["other"],
     "checkpoint.every_steps": [0],
     "checkpoint.keep": [0],

@@ -29,7 +29,8 @@ class Run:
             peak=peak,
             compilations=self.compilations,
             write=lambda step, values: self.written.append((step, values)),
-            log=self.lines.append,
+            console=types.SimpleNamespace(is_live=False, log=self.lines.append),
+            checkpoint_every=500,
             **options,
         )
 
@@ -142,7 +143,8 @@ def test_line_tells_place_quality_speed_and_time_left(monkeypatch):
     for step in range(998, 1002):
         run.step(step, close=step == 1000, seconds=0.0 if step == 999 else 2.0)
     assert run.lines[-1] == (
-        "step 1,000/2,000 (50%)  loss 31  mlm 6  rtd 0.5  50 tokens/s  33 m 20 s left"
+        "step 1,000/2,000 (50%)  loss 31  mlm 6  rtd 0.5  50 tokens/s  33 m 20 s left  "
+        "next checkpoint at 1,500"
     )
 
 
@@ -151,7 +153,7 @@ def test_evaluation_is_written_and_shown(monkeypatch):
     results = {"eval/loss": 31.0, "eval/rtd_auc": 0.91239, "eval/rtd_precision": 0.5}
     run.progress.write_evaluation(1000, results)
     assert run.written == [(1000, results)]
-    assert run.lines == ["held out at step 1,000:  loss 31  auc 0.9124"]
+    assert run.lines == ["held out at step 1,000:  loss 31  auc 0.9124  precision 0.5"]
 
 
 def test_first_step_that_is_not_finite_is_named_and_nothing_is_written(monkeypatch):
@@ -305,3 +307,42 @@ def test_sums_are_added_in_double_precision():
 )
 def test_duration(seconds, text):
     assert duration(seconds) == text
+
+
+def test_status_has_place_window_and_evaluation(monkeypatch):
+    run = Run(monkeypatch)
+    drawn = []
+    run.progress.console.is_live = True
+    run.progress.console.status = drawn.append
+    run.progress.write_evaluation(400, {"eval/rtd_auc": 0.75})
+    for step in range(998, 1002):
+        run.step(step, close=step == 1000, seconds=0.0 if step == 999 else 2.0)
+    assert drawn[-1] == [
+        "[###############...............]  step 1,000/2,000 (50%)  33 m 20 s left  "
+        "next checkpoint at 1,500",
+        "to step 1,000:  loss 31  mlm 6  rtd 0.5  50 tokens/s",
+        "held out at step 400:  auc 0.75",
+    ]
+    assert not any("step 1,000/" in line for line in run.lines)  # the status has it
+    count = len(drawn)
+    run.step(1002, seconds=0.01)
+    assert len(drawn) == count  # not drawn so often
+    run.step(1003, seconds=0.3)
+    assert "step 1,003/2,000" in drawn[-1][0]
+
+
+def test_what_looks_wrong_is_said_in_words(monkeypatch):
+    run = Run(monkeypatch, watch=lambda step, values: [f"{sorted(values)[0]} at {step}"])
+    run.step(1, close=True)
+    run.step(2)
+    run.progress.write_evaluation(2, {"eval/loss": 1.0})
+    warnings = [line for line in run.lines if line.startswith("warning")]
+    assert warnings == ["warning: grad_norm at 1", "warning: eval/loss at 2"]
+
+
+def test_all_steps_are_estimated_once(monkeypatch):
+    run = Run(monkeypatch)
+    for step in range(1, 6):
+        run.step(step, close=step in (3, 4), seconds=2.0)
+    said = [line for line in run.lines if line.startswith("all 2,000 steps take")]
+    assert said == ["all 2,000 steps take 1 h 40 m at the rate of the first ones"]

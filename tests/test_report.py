@@ -1,11 +1,14 @@
 import json
 import re
+import sys
 from html.parser import HTMLParser
 
 import pytest
 
+from electra_jax import cli
 from electra_jax.errors import UserError
-from electra_jax.report import FIGURES, write_report
+from electra_jax.report import AXES, FIGURES, read_run, write_report
+from electra_jax.report import main as report_command
 
 MLM = {"mlm_loss": 3.0, "mlm_accuracy": 0.5}
 RTD = {
@@ -43,7 +46,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.handle_startendtag(tag, attributes)
-        if tag != "meta":
+        if tag not in ("meta", "br", "input"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
@@ -203,3 +206,127 @@ def test_a_malformed_file_is_refused_by_name(tmp_path, name, content):
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=re.escape(name)):
         write_report(tmp_path)
+
+
+HOSTILE = """<script>alert("x")</script>'&\x1b\u202e"""
+
+
+def samples(**changes) -> dict:
+    token = {"token": "##ing", "starts_word": False, "probability": 0.25}
+    asked = {"token": HOSTILE, "starts_word": True, "probability": 0.93, "original": "a"}
+    asked |= {"proposals": [["the", 0.5], [HOSTILE, 0.25]]}
+    return {"step": 200, "texts": [[asked, token]], **changes}
+
+
+def test_the_gallery_shades_tokens_and_shows_hostile_ones_as_text(tmp_path):
+    (tmp_path / "samples.json").write_text(json.dumps(samples()))
+    text = report(tmp_path, rows(MLM | RTD))
+    page = Page(text)
+    assert not {"script", "img"} & set(page.tags)
+    escaped = "&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt;&#x27;&amp;\\u001b\\u202e"
+    assert f'class="token asked replaced" tabindex="0" style="--p:0.93">{escaped}<' in text
+    assert f"<b>{escaped}</b>: replaced with probability 93%<br>replaces <b>a</b>" in text
+    assert f"the generator proposes the 50%, {escaped} 25%" in text
+    assert 'style="--p:0.25">ing<' in text
+    assert "at step 200" in text
+    assert "\x1b" not in text
+
+
+def test_the_gallery_ends_somewhere(tmp_path):
+    (tmp_path / "samples.json").write_text(json.dumps(samples(texts=samples()["texts"] * 900)))
+    assert report(tmp_path, rows(MLM)).count('tabindex="0"') == 1000
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"step": 3}', '{"step": 3, "texts": [[{}]]}'])
+def test_damaged_samples_are_left_out_with_a_note(tmp_path, content):
+    (tmp_path / "samples.json").write_text(content)
+    text = report(tmp_path, rows(MLM))
+    assert "samples.json cannot be read" in text
+    assert "Held-out texts" not in text
+
+
+def test_damaged_metrics_give_a_partial_report_with_a_note(tmp_path):
+    report(tmp_path, rows(MLM))
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'\xff\x00\n{"step": 300, "eval/mlm_loss": 2.25}\n{"step": 1, "a": "b"}\n{"st')
+    text = write_report(tmp_path).read_text()
+    assert "lines of metrics.jsonl that cannot be read, 3 in number" in text
+    assert tiles(text)["MLM loss"] == "2.250"
+
+
+def test_fine_tuning_has_its_scores_and_losses(tmp_path):
+    metrics = [
+        {"step": 10, "train/loss": 0.7, "train/accuracy": 0.5},
+        {"step": 20, "eval/accuracy": 0.75, "eval/dev_mismatched/accuracy": 0.5, "eval/f1": 0.25},
+        {"step": 20, "eval/HasAns_f1": 1.0},
+    ]
+    text = report(tmp_path, metrics, config={"task": "finetune"})
+    assert Page(text).captions == [
+        "Scores",
+        "Loss (nats; of a regression, squared error)",
+        "Accuracy in training",
+    ]
+    found = {"accuracy": "0.75", "accuracy, dev_mismatched": "0.5", "F1": "0.25", "steps": "20"}
+    assert tiles(text) == found
+    assert "MLM" not in text
+
+
+def run_at(path, name, losses, tokens="2,048", **config):
+    workdir = path / name
+    workdir.mkdir()
+    lines = [{"step": 100 * i, "eval/mlm_loss": loss} for i, loss in enumerate(losses, 1)]
+    facts = {"step": {"tokens": tokens, "GFLOP": "7.5"}} if tokens else {}
+    report(workdir, lines, config=config, facts=facts)
+    return workdir
+
+
+def test_runs_are_compared_by_steps_tokens_and_flops(tmp_path, capfd, monkeypatch):
+    runs = [
+        run_at(tmp_path, "$a_<b>", [3.0, 2.0], seed=1, same=2),
+        run_at(tmp_path, "other", [3.5, 2.5], tokens="4,096", seed=2, same=2),
+        run_at(tmp_path, "no facts", [3.5], tokens="", seed=2, same=2),
+    ]
+    output = tmp_path / "comparison.html"
+    monkeypatch.setattr(sys, "argv", ["report", *map(str, runs), f"--output={output}"])
+    with pytest.raises(SystemExit) as exit:
+        cli.run(report_command)
+    assert exit.value.code == 0
+    assert capfd.readouterr().out == f"{output}\n"
+    text = output.read_text()
+    page = Page(text)
+    assert page.captions == ["Masked language modelling loss (nats)"] * 3
+    by_step, by_tokens, by_flops = text.split('<div class="by ')[1:]
+    for part, unit, last in ((by_step, "step", "200"), (by_tokens, "tokens", "800k")):
+        assert f">{unit}</text>" in part and f">{last}</text>" in part
+    assert ">FLOPs</text>" in by_flops and re.search(r">1\.\d+T</text>", by_flops)
+    assert text.count("Not drawn, as facts.json does not say: no facts.") == 2
+    assert len(set(page.ids)) == len(page.ids)
+    assert "<b>no facts</b>: There is no facts.json" in text
+    assert '<th scope="row">seed</th><td>1</td><td>2</td><td>2</td>' in text
+    assert '<th scope="row">same</th>' not in text
+    assert "$a_&lt;b&gt;" in text
+    assert not {"script", "img"} & set(page.tags)
+
+
+def test_axes_are_steps_times_what_a_step_has(tmp_path):
+    runs = [
+        read_run(run_at(tmp_path, "a", [3.0])),
+        read_run(run_at(tmp_path, "b", [3.0], tokens="1,000,000")),
+        read_run(run_at(tmp_path, "c", [3.0], tokens="")),
+    ]
+    found = {axis.name: [axis.scale(run) for run in runs] for axis in AXES}
+    assert found == {
+        "step": [1.0, 1.0, 1.0],
+        "tokens": [2048.0, 1e6, None],
+        "FLOPs": [7.5e9, 7.5e9, None],
+    }
+
+
+@pytest.mark.parametrize("arguments", [[], ["nowhere"], ["--outptu=x", "run"]])
+def test_mistakes_of_the_command_are_one_line(arguments, capfd, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["report", *arguments])
+    with pytest.raises(SystemExit) as exit:
+        cli.run(report_command)
+    assert exit.value.code == 2
+    error = capfd.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1

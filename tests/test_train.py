@@ -70,6 +70,7 @@ def test_run_leaves_what_the_contract_says(place, straight):
         "metrics.jsonl",
         "report.html",
         "run.lock",
+        "samples.json",
         "tensorboard",
         "tokenizer",
     }
@@ -82,6 +83,46 @@ def test_run_leaves_what_the_contract_says(place, straight):
     assert json.loads((run / "config.json").read_text())["data"]["vocab_size"] == 700
     assert json.loads((run / "facts.json").read_text())["devices"]["number"] == "1"
     assert "Replaced token detection AUC" in (run / "report.html").read_text()
+
+
+def test_run_shows_held_out_texts(place, straight):
+    samples = json.loads((place / "straight" / "samples.json").read_text())
+    assert samples["step"] == 20
+    tokens = [token for text in samples["texts"] for token in text]
+    assert any("original" in token and token["original"] != token["token"] for token in tokens)
+    assert len({token["probability"] for token in tokens}) > 10
+    assert (place / "straight" / "report.html").read_text().count("tabindex") == len(tokens)
+
+
+def test_output_to_a_pipe_is_plain_lines_and_has_what_looks_wrong(straight):
+    """After so few steps, the discriminator knows nothing yet."""
+    assert not set(straight.stdout) & set(map(chr, {*range(32), 127} - {ord("\n")}))
+    for part in ("mesh data 1 x fsdp 1 x tensor 1", "GFLOP per token", "all 20 steps take"):
+        assert part in straight.stdout
+    assert re.search(
+        r"warning: the discriminator still finds no replaced token at step 8 ", straight.stdout
+    )
+    assert "next checkpoint at 14" in straight.stdout
+
+
+def test_metrics_are_those_documented(place, straight):
+    """Names with the prefixes they have in docs/running.md; finite numbers, steps in order."""
+    page = (Path(cli.__file__).parents[1] / "docs" / "running.md").read_text()
+    rows = re.findall(r"^\| (`[a-z_`, ]+) \|(.*?)\|", page, re.MULTILINE)
+    documented = {
+        f"{prefix}{name}"
+        for names, prefixes in rows
+        for name in re.findall(r"`(\w+)`", names)
+        for prefix in re.findall(r"`(\w+/)`", prefixes) or [""]
+    }
+    lines = (place / "straight" / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line, parse_constant=lambda name: 1 / 0) for line in lines]
+    assert {name for row in found for name in row} - documented == {"step"}
+    assert {"eval/rtd_auc", "train/rtd_recall", "mfu", "skipped_updates"} <= documented
+    assert all(type(row["step"]) is int for row in found)
+    assert all(type(x) is float for row in found for name, x in row.items() if name != "step")
+    steps = [row["step"] for row in found]
+    assert steps == sorted(steps) and len(steps) == 20 + 3
 
 
 def test_a_run_starts_from_exported_weights(place, straight, monkeypatch, capsys):

@@ -1,12 +1,17 @@
+import contextlib
 import json
 import math
 import struct
+import sys
+import types
 
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import RecordWriter
 
+from electra_jax.config import get_config, validate
 from electra_jax.errors import UserError
+from electra_jax.tracking import tracked
 from electra_jax.writer import MetricWriter, read_metrics
 
 
@@ -140,3 +145,47 @@ def test_tensorboard_hides_what_a_resumed_run_logs_again(tmp_path):
     assert starts == [1, 201]
     steps = [event.step for event in events if event.HasField("summary")]
     assert steps == [100, 200, 300, 300]
+
+
+def test_texts_are_events_of_the_text_plugin(tmp_path):
+    with MetricWriter(tmp_path, 0) as writer:
+        writer.write_text(7, "held-out texts", "| a |")
+    (value,) = [value for event in read_events(tmp_path) for value in event.summary.value]
+    assert value.tag == "held-out texts"
+    assert value.metadata.plugin_data.plugin_name == "text"
+    assert value.tensor.string_val == [b"| a |"]
+
+
+def test_weights_and_biases_get_the_metrics_and_one_run_through_interruptions(
+    tmp_path, monkeypatch
+):
+    inits, logged = [], []
+
+    class FakeRun(contextlib.nullcontext):
+        def log(self, values, step):
+            logged.append((step, values))
+
+    def init(**options):
+        inits.append(options)
+        return FakeRun(FakeRun())
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    config = get_config()
+    config.wandb = "mine"
+    for start in (0, 10):
+        with tracked(config, tmp_path) as track, MetricWriter(tmp_path, start, track) as writer:
+            writer.write(start + 10, {"eval/loss": 2.0})
+    assert logged == [(10, {"eval/loss": 2.0}), (20, {"eval/loss": 2.0})]
+    assert [options["project"] for options in inits] == ["mine", "mine"]
+    assert inits[0]["id"] == inits[1]["id"]
+    assert inits[0]["resume"] == "allow"
+    assert inits[0]["config"]["batch_size"] == 128
+
+
+def test_weights_and_biases_must_be_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    config = get_config()
+    validate(config, 1)
+    config.wandb = "mine"
+    with pytest.raises(UserError, match=r"config.wandb is 'mine'; .* not installed: pip install"):
+        validate(config, 1)

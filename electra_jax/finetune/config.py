@@ -93,6 +93,8 @@ def get_config() -> ConfigDict:
     config.eval_every_steps = placeholder(int)  # default: an epoch; the last is always evaluated
     config.patience = 0  # evaluations without a better score, after which to stop; 0: never
     config.max_skipped_updates = 0
+    config.profile_steps = ()  # (first, last): these are profiled for TensorBoard's xprof
+    config.wandb = ""  # project of Weights & Biases that gets the metrics, too
     config.resume = "same"
     config.checkpoint = checkpoint = ConfigDict()
     checkpoint.every_steps = placeholder(int)  # default: as eval_every_steps
@@ -137,6 +139,7 @@ KINDS = {  # of tasks that a field is for
 }
 SHARED = (
     *("seed", "batch_size", "num_microbatches", "log_every_steps", "max_skipped_updates", "resume"),
+    *("profile_steps", "wandb"),
     *("data.on_error", "data.num_threads", "data.num_workers", "data.prefetch"),
     *("model.dropout", "model.attention_dropout", "model.dtype", "model.remat"),
     *("model.scan_unroll", "optimizer.decay_power", "optimizer.b1", "optimizer.b2"),

@@ -79,9 +79,14 @@ def read_data_set(name: str, split: str, *fields: str) -> list[dict[str, Any]]:
 
 def write_text(path: Path, text: str) -> Path:
     """Writes a UTF-8 file, as a whole or not at all, into a directory that is made if missing."""
+    return write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> Path:
+    """Writes a file, as a whole or not at all, into a directory that is made if missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8", newline="")
+    temporary.write_bytes(content)
     temporary.replace(path)
     return path
 

@@ -158,6 +158,7 @@ class GlueTask(SentenceTask):
         if not layout.labels:
             self.value_range = _SCORES
         self.unordered = double_unordered and layout.unordered
+        self.text_columns = layout.text
         self.metrics = layout.metrics
         self.eval_splits: tuple[str, ...] = ("dev",)
         self.test_splits: tuple[str, ...] = ("test",)

@@ -9,7 +9,6 @@ All but `mean_squared_error` are shares, between 0 or -1 and 1; papers give them
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy import stats
 
 Number = int | float | np.number
 
@@ -60,6 +59,8 @@ def pearson(gold: Float[np.ndarray, "N"], predicted: Float[np.ndarray, "N"]) -> 
 
 def spearman(gold: Float[np.ndarray, "N"], predicted: Float[np.ndarray, "N"]) -> float:
     """Spearman's rank correlation coefficient; equal values share the mean of their ranks."""
+    from scipy import stats  # slow to import, and all commands import this module
+
     return pearson(stats.rankdata(gold), stats.rankdata(predicted))
 
 

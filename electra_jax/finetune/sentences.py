@@ -1,20 +1,23 @@
 """What all tasks share that label a text or a pair of texts, whatever file they are read from."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy import special
 
 from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.errors import UserError
 from electra_jax.finetune import metrics
 from electra_jax.finetune.encoding import encode_texts
 from electra_jax.finetune.files import write_text
 from electra_jax.finetune.task import Arrays, Task
 
 Label = str | tuple[str, ...] | float
+Columns = Mapping[str, Any]  # values of a row by column
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class SentenceTask(Task):
 
     Attributes:
       value_range: the labels of a regression that the network sees as 0 and 1.
+      text_columns: of the text, or of the two of a pair, in files.
       unordered: whether training data are doubled by each pair with its texts swapped.
       metrics: names of scores, the main one first, out of `accuracy`, `f1` (of the second of two
         labels), `macro_f1`, `micro_f1` (multilabel), `matthews`, `pearson`, `spearman`, `mse`.
@@ -60,12 +64,22 @@ class SentenceTask(Task):
 
     value_range: tuple[float, float] = (0.0, 1.0)
     unordered: bool = False
+    text_columns: tuple[str, ...]
     metrics: tuple[str, ...]
 
     @property
     def main_metric(self) -> str:
         """The score by which runs are compared."""
         return self.metrics[0]
+
+    def unlabelled(self, number: int, values: Columns, where: str) -> Example:
+        """A row to predict. Its id is what the column `id` or `index` says, or else `number`.
+
+        Raises:
+          UserError: a column of text is missing, or holds something else; begins with `where`.
+        """
+        text_a, text_b = (*(text(values, name, where) for name in self.text_columns), None)[:2]
+        return Example(str(values.get("id", values.get("index", number))), text_a, text_b, None)
 
     def features(
         self, examples: Sequence[Example], tokenizer: Tokenizer, max_length: int, training: bool
@@ -148,6 +162,23 @@ class SentenceTask(Task):
                 targets[row, [ids[name] for name in names]] = 1
             return targets
         return np.array([ids[label] for label in labels], np.int32)
+
+
+def value(values: Columns, column: str, where: str) -> Any:
+    """What a row has in a column, which must be there."""
+    if column not in values:
+        raise UserError(
+            f"{where}: there is no column {column!r}; found {', '.join(map(str, values))}"
+        )
+    return values[column]
+
+
+def text(values: Columns, column: str, where: str) -> str:
+    """As `value`; must be text."""
+    found = value(values, column, where)
+    if not isinstance(found, str):
+        raise UserError(f"{where}: {column} is {found!r}; allowed: text")
+    return found
 
 
 _METRICS = {

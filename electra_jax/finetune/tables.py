@@ -24,7 +24,7 @@ from typing import Any
 from electra_jax.data.sources import COMPRESSED, open_file
 from electra_jax.errors import UserError
 from electra_jax.finetune.files import read_lines, read_text
-from electra_jax.finetune.sentences import Example, Label, SentenceTask
+from electra_jax.finetune.sentences import Example, Label, SentenceTask, text, value
 from electra_jax.finetune.task import TRAIN, Head
 
 METRICS = {
@@ -77,7 +77,7 @@ class TableTask(SentenceTask):
         self.name = name
         self.metrics = METRICS[kind]
         self._files = dict(files)
-        self._text, self._label, self._separator = tuple(text), label, separator
+        self.text_columns, self._label, self._separator = tuple(text), label, separator
         self._tables: dict[str, list[Row]] = {}
         others = [split for split in files if split != TRAIN]
         labelled = {split: self._is_labelled(split) for split in others}
@@ -101,7 +101,7 @@ class TableTask(SentenceTask):
         examples = []
         for number, (line, values) in enumerate(rows):
             where = f"{path}, line {line}"
-            text_a, text_b = (*(_text(values, column, where) for column in self._text), None)[:2]
+            text_a, text_b = (*(text(values, name, where) for name in self.text_columns), None)[:2]
             label = self._checked(values, where) if labelled else None
             examples.append(Example(str(number), text_a, text_b, label))
         return examples
@@ -129,16 +129,16 @@ class TableTask(SentenceTask):
         return label
 
     def _parsed(self, values: dict[str, Any], where: str) -> Label:
-        value = _value(values, self._label, where)
+        found = value(values, self._label, where)
         if self.head.kind == "regression":
-            return _number(value, self._label, where)
+            return _number(found, self._label, where)
         if self.head.kind == "multilabel":
-            if isinstance(value, str):
-                value = [name.strip() for name in value.split(self._separator) if name.strip()]
-            if not isinstance(value, list):
-                raise UserError(f"{where}: {self._label} is {value!r}; allowed: a list, or text")
-            return tuple(dict.fromkeys(_name(name, self._label, where) for name in value))
-        return _name(value, self._label, where)
+            if isinstance(found, str):
+                found = [name.strip() for name in found.split(self._separator) if name.strip()]
+            if not isinstance(found, list):
+                raise UserError(f"{where}: {self._label} is {found!r}; allowed: a list, or text")
+            return tuple(dict.fromkeys(_name(name, self._label, where) for name in found))
+        return _name(found, self._label, where)
 
     def _training_labels(self) -> Iterator[Label]:
         path = self._files.get(TRAIN)
@@ -171,9 +171,8 @@ def read_table(path: str) -> Iterator[Row]:
     Raises:
       UserError: the table cannot be read, or a row is malformed; names the line.
     """
-    name = PurePosixPath(path.lower())
-    suffix = (name.with_suffix("") if name.suffix in COMPRESSED else name).suffix
-    if suffix not in _SUFFIXES:
+    suffix = _suffix(path)
+    if not is_table(path):
         raise UserError(f"{path}: not known as a table; allowed: {', '.join(_SUFFIXES)}")
     if suffix == ".parquet":
         return _parquet(path)
@@ -181,6 +180,21 @@ def read_table(path: str) -> Iterator[Row]:
         return _json_lines(path)
     records = _csv_records(path) if suffix == ".csv" else _tsv_records(path)
     return _named(path, records)
+
+
+def is_table(path: str) -> bool:
+    """Whether `read_table` knows a file, by its name."""
+    return _suffix(path) in _SUFFIXES
+
+
+def is_json_lines(path: str) -> bool:
+    """Whether a file has a JSON object a line, by its name."""
+    return _suffix(path) in (".jsonl", ".ndjson")
+
+
+def _suffix(path: str) -> str:
+    name = PurePosixPath(path.lower())
+    return (name.with_suffix("") if name.suffix in COMPRESSED else name).suffix
 
 
 def _csv_records(path: str) -> Iterator[tuple[int, list[str]]]:
@@ -240,21 +254,6 @@ def _parquet(path: str) -> Iterator[Row]:
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
     return enumerate(rows, 1)
-
-
-def _value(values: dict[str, Any], column: str, where: str) -> Any:
-    if column not in values:
-        raise UserError(
-            f"{where}: there is no column {column!r}; found {', '.join(map(str, values))}"
-        )
-    return values[column]
-
-
-def _text(values: dict[str, Any], column: str, where: str) -> str:
-    value = _value(values, column, where)
-    if not isinstance(value, str):
-        raise UserError(f"{where}: {column} is {value!r}; allowed: text")
-    return value
 
 
 def _name(value: Any, column: str, where: str) -> str:

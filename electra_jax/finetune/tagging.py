@@ -297,6 +297,11 @@ class TaggingTask(Task):
 # Files
 
 
+def read_words(path: str) -> list[tuple[str, ...]]:
+    """The words of the sentences of a file, whatever its other columns hold."""
+    return [sentence.words for sentence in _parse(path, None)[0]]
+
+
 def _parse(path: str, expected: int | None) -> tuple[list[_Sentence], int]:
     """The sentences of a file, and its number of columns.
 

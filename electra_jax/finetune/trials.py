@@ -34,36 +34,12 @@ from electra_jax.modeling.electra import Params, path_name
 from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.modeling.heads import HeadConfig
 from electra_jax.optimizer import OptimizerConfig
-from electra_jax.train import IsStopped, Job, log_line
+from electra_jax.prediction import FeatureRows, Predict, predict_rows
+from electra_jax.train import IsStopped, Job, Log, log_line
 from electra_jax.writer import read_metrics
 
 RESULTS = "results.json"
 INPUTS = ("input_ids", "piece_ids", "position_ids", "token_type_ids", "allowed")
-Predict = Callable[[Params, dict[str, np.ndarray]], dict[str, jax.Array]]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class FeatureRows:
-    """The features of a split, as rows for `loader`."""
-
-    arrays: Arrays
-
-    def __len__(self) -> int:
-        return len(self.arrays["input_ids"])
-
-    @property
-    def groups(self) -> np.ndarray:
-        """All rows are one group."""
-        return np.array([0, len(self)])
-
-    def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows at `indices`; -1 stands for a row of padding, whose labels count nowhere."""
-        is_row = indices >= 0
-        batch = {}
-        for name, x in self.arrays.items():
-            batch[name] = x[np.where(is_row, indices, 0)]
-            batch[name][~is_row] = -1 if name == "label" and x.ndim == 2 else 0
-        return batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,8 +119,8 @@ def read_split(
     return examples, task.features(examples, tokenizer, max_length, training=False)
 
 
-def make_task(config: ConfigDict) -> Task:
-    """The task that `config.data` describes."""
+def make_task(config: ConfigDict, log: Log = log_line) -> Task:
+    """The task that `config.data` describes; `log` takes what it says of its files."""
     data = config.data
     files = {name: data[name] for name in (TRAIN, "dev", "test") if data[name]}
     if data.kind == "glue":
@@ -153,7 +129,7 @@ def make_task(config: ConfigDict) -> Task:
             data.source,
             double_unordered=data.double_unordered,
             on_error=data.on_error,
-            log=log_line,
+            log=log,
         )
     if data.kind == "squad":
         default = -2.75 if config.head == "original" else 0.0
@@ -164,7 +140,7 @@ def make_task(config: ConfigDict) -> Task:
             max_answer_length=data.max_answer_length,
             doc_stride=data.doc_stride,
             name=data.name,
-            log=log_line,
+            log=log,
         )
     if data.kind == "tagging":
         types = {x if data.scheme == "plain" else x.partition("-")[2] for x in data.labels} - {""}
@@ -173,7 +149,7 @@ def make_task(config: ConfigDict) -> Task:
             scheme=data.scheme or None,
             types=sorted(types) or None,
             name=data.name,
-            log=log_line,
+            log=log,
         )
     return TableTask(
         files,
@@ -390,6 +366,7 @@ def make_job(
         return stacked([of_seed(seed, start, share) for seed in seeds])
 
     real = float(arrays["piece_ids"].mean())
+    flops_per_token = 3.0 * encoder_flops(objective.encoder, config.data.max_length)
     initial = {path_name(path): x for path, x in jax.tree.leaves_with_path(work.pretrained.params)}
     facts = {
         "data": {
@@ -399,7 +376,10 @@ def make_job(
             "padding": f"{1 - real:.2%}",
             "epochs": f"{num_steps * config.batch_size / len(rows):.2f}",
         }
-        | {split.name: f"{len(split.examples):,} examples" for split in work.splits}
+        | {split.name: f"{len(split.examples):,} examples" for split in work.splits},
+        "step": train.describe_step(
+            config.batch_size * config.data.max_length * len(seeds), flops_per_token
+        ),
     }
     return Job(
         objective,
@@ -410,7 +390,7 @@ def make_job(
         evaluate,
         initial,
         facts,
-        3.0 * encoder_flops(objective.encoder, config.data.max_length),
+        flops_per_token,
         keep_best=f"eval/{work.task.main_metric}" if config.checkpoint.keep_best else "",
         patience=config.patience,
         seeds=tuple(seeds) if len(seeds) > 1 else (),
@@ -434,24 +414,12 @@ def predict_split(
     is_stopped: IsStopped = lambda: False,
 ) -> Arrays | None:
     """The outputs for all rows of a split, in order; None where `is_stopped` has said so."""
-    rows = FeatureRows({name: split.features[name] for name in INPUTS if name in split.features})
-    share = jax.process_index(), jax.process_count()
-    found, running = [], collections.deque()
-    for batch in loader.eval_batches(
-        rows, batch_size=batch_size, process_index=share[0], process_count=share[1]
-    ):
-        if is_stopped():
-            return None
-        running.append(predict(params, batch))
-        if len(running) > 4:  # the device always has work, and memory stays flat
-            found.append(jax.device_get(running.popleft()))
-    found += jax.device_get(list(running))
-    order = np.argsort(np.concatenate([outputs["row"] for outputs in found]))[: len(rows)]
-    return {
-        name: np.concatenate([outputs[name] for outputs in found])[order]
-        for name in found[0]
-        if name != "row"
-    }
+    return predict_rows(predict, params, feature_rows(split.features), batch_size, is_stopped)
+
+
+def feature_rows(features: Arrays) -> FeatureRows:
+    """What the network sees of `features`."""
+    return FeatureRows({name: features[name] for name in INPUTS if name in features})
 
 
 def content_hash(arrays: Arrays, tokenizer: Tokenizer) -> str:
