@@ -63,7 +63,6 @@ LOSSES = {
         "end_loss": "end",
         "answerable_loss": "answerable",
     },
-    "Accuracy in training": {"accuracy": ""},
 }
 SCORES = {
     "accuracy": "accuracy",
@@ -332,7 +331,7 @@ def figures_of(runs: Sequence[Run]) -> dict[str, dict[str, str]]:
         split, _, score = name.removeprefix("eval/").rpartition("/")
         if name.startswith("eval/") and score in SCORES:
             scores[name.removeprefix("eval/")] = f"{SCORES[score]}{split and ', '}{split}"
-    return FIGURES | {"Scores": scores} | LOSSES
+    return {"Scores": scores} | LOSSES | FIGURES
 
 
 def page(title: str, notes: Iterable[str], body: str) -> str:
@@ -391,11 +390,13 @@ def _series(rows: list[dict], name: str) -> tuple[list[int], list[float | int]]:
 def _notes(run: Run) -> Iterator[str]:
     yield from _missing(run)
     evaluated = [row["step"] for row in run.rows if any(name.startswith("eval/") for name in row)]
+    is_finetuned = run.config.get("task") == "finetune"
     if evaluated:
-        yield f"Losses, accuracies and AUC are on held-out data at step {evaluated[-1]:,}."
+        what = "Scores" if is_finetuned else "Losses, accuracies and AUC"
+        yield f"{what} are on held-out data at step {evaluated[-1]:,}."
     elif run.rows:
         yield "No evaluation has been logged yet: there are no held-out numbers."
-    if run.config.get("task") != "finetune":
+    if not is_finetuned:
         yield (
             "MLM is masked language modelling, by the generator if there is one; RTD is replaced "
             "token detection, by the discriminator."

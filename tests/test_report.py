@@ -264,7 +264,6 @@ def test_fine_tuning_has_its_scores_and_losses(tmp_path):
     assert Page(text).captions == [
         "Scores",
         "Loss (nats; of a regression, squared error)",
-        "Accuracy in training",
     ]
     found = {"accuracy": "0.75", "accuracy, dev_mismatched": "0.5", "F1": "0.25", "steps": "20"}
     assert tiles(text) == found
