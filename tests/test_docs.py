@@ -151,10 +151,11 @@ def place(tmp_path_factory) -> Path:
     (path / "new.csv").write_text("text\nIt rains.\n")
     (path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "it"]))
     question = {"id": "1", "question": "?", "answers": [{"text": "rain", "answer_start": 0}]}
-    article = {"paragraphs": [{"context": "rain", "qas": [question]}]}
+    other = {"id": "2", "question": "?", "answers": [], "is_impossible": True}
+    article = {"paragraphs": [{"context": "rain", "qas": [question, other]}]}
     (path / "dev-v2.0.json").write_text(json.dumps({"data": [article]}))
-    (path / "predictions.json").write_text('{"1": "rain"}')
-    (path / "null_odds.json").write_text('{"1": -1.0}')
+    (path / "predictions.json").write_text('{"1": "rain", "2": ""}')
+    (path / "null_odds.json").write_text('{"1": -1.0, "2": 1.0}')
     return path
 
 
