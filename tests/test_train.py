@@ -340,6 +340,7 @@ def test_mlm_alone_trains_and_measures_its_own_metrics_only(place, straight, mon
     assert evaluations[-1] < evaluations[0]
 
 
+@pytest.mark.slow
 def test_tensorflow_data_set_word_masks_segments_and_workers_train(
     place, tmp_path, monkeypatch, capfd
 ):
