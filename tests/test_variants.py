@@ -432,7 +432,7 @@ def trained(kind: str):
 
 
 def test_names_of_all_metrics_are_in_the_contract():
-    text = (Path(__file__).parents[1] / "docs" / "design.md").read_text()
+    text = (Path(__file__).parents[1] / "docs" / "running.md").read_text()
     for kind in tiny.VARIANTS:
         for line in trained(kind)[1]:
             assert [name for name in line if f"`{name}`" not in text] == ["tokens"]
