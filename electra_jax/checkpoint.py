@@ -206,17 +206,23 @@ def restore_params(directory: Path, step: int | None = None) -> tuple[int, Param
         found = ", ".join(map(str, steps))
         raise UserError(f"{directory}: there is no checkpoint of step {step}; there are {found}")
     step = steps[-1] if step is None else step
-    path = (directory / str(step) / "state").absolute()
+    options = ocp.CheckpointManagerOptions(read_only=True)
+    handlers = {"state": ocp.PyTreeCheckpointHandler()}
     try:
-        with ocp.PyTreeCheckpointer() as checkpointer:
-            params = checkpointer.metadata(path).item_metadata.tree["params"]
+        with ocp.CheckpointManager(
+            directory.absolute(), options=options, item_handlers=handlers
+        ) as manager:
+            params = manager.item_metadata(step)["state"].tree["params"]
             as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), params)
-            arguments = ocp.args.PyTreeRestore(
+            wanted = ocp.args.PyTreeRestore(
                 {"params": params}, restore_args={"params": as_numpy}, partial_restore=True
             )
-            return step, checkpointer.restore(path, arguments)["params"]
+            restored = manager.restore(step, args=ocp.args.Composite(state=wanted))
+            return step, restored["state"]["params"]
     except Exception as error:  # Orbax has no class of its own for what it cannot read
-        raise UserError(f"{path.parent} cannot be read: {reason(error)}") from error
+        raise UserError(
+            f"{(directory / str(step)).absolute()} cannot be read: {reason(error)}"
+        ) from error
 
 
 def reason(error: Exception) -> str:
