@@ -26,6 +26,7 @@ from electra_jax.config import BEST_METRICS
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import Params
 from electra_jax.step import TrainState
+from electra_jax.workdir import steps_in
 
 # How TensorStore tells what the operating system said.
 SYSTEM_ERROR = re.compile(r"os_error_code='(\d+)'")
@@ -199,7 +200,7 @@ def restore_params(directory: Path, step: int | None = None) -> tuple[int, Param
     Raises:
       UserError: there is no such checkpoint, or it cannot be read.
     """
-    steps = sorted(int(path.name) for path in directory.glob("[0-9]*") if path.name.isdecimal())
+    steps = steps_in(directory)
     if not steps:
         raise UserError(f"{directory}: there is no checkpoint")
     if step not in (None, *steps):

@@ -507,12 +507,16 @@ def generator_layers(config: ConfigDict) -> int:
     return round(config.model.num_layers * config.generator.depth)
 
 
+def compute_dtype(name: str) -> jnp.dtype:
+    """What `config.model.dtype` stands for on this machine."""
+    if name == "auto":
+        name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    return jnp.dtype(name)
+
+
 def model_config(config: ConfigDict, vocab_size: int) -> ElectraConfig:
     """Sizes of both networks; everything that follows from other fields is worked out here."""
     model, generator = config.model, config.generator
-    dtype = model.dtype
-    if dtype == "auto":
-        dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     discriminator = EncoderConfig(
         vocab_size=vocab_size,
         embedding_size=model.embedding_size,
@@ -526,7 +530,7 @@ def model_config(config: ConfigDict, vocab_size: int) -> ElectraConfig:
         init_stddev=model.init_stddev,
         remat=model.remat,
         scan_unroll=model.scan_unroll,
-        dtype=jnp.dtype(dtype),
+        dtype=compute_dtype(model.dtype),
     )
     if config.objective == "mlm":
         return ElectraConfig(discriminator=None, generator=discriminator)

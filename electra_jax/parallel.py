@@ -313,15 +313,32 @@ def make_trials_program(
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Predict:
+    """A compiled function: (parameters, this process's rows) to what comes out, everywhere.
+
+    Rows come back in any order; `row` among the outputs says which is which.
+    """
+
+    compiled: Callable[[Params, Batch], dict[str, Array]]
+    sharding: NamedSharding  # of the rows
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """Which rows of a batch are this process's, see `Program.share`."""
+        return share_of_rows(self.sharding)
+
+    def __call__(self, params: Params, batch: dict[str, np.ndarray]) -> dict[str, Array]:
+        """Places the rows, and starts to compute."""
+        return self.compiled(params, place(batch, self.sharding, per_device=False))
+
+
 def make_predict(
     mesh: Mesh,
     outputs: Callable[[Params, Batch], dict[str, Array]],
     compiler_options: dict[str, int] | None = None,
-) -> Callable[[Params, dict[str, np.ndarray]], dict[str, Array]]:
-    """Compiles `outputs` for `mesh`: (parameters, a host's rows) to what comes out, everywhere.
-
-    Rows come back in any order; `row` among the outputs says which is which.
-    """
+) -> Predict:
+    """Compiles `outputs`, a function of parameters and a batch, for `mesh`."""
 
     def with_rows(params: Params, batch: Batch) -> dict[str, Array]:
         return outputs(params, batch) | {"row": batch["row"]}
@@ -329,8 +346,7 @@ def make_predict(
     compiled = jax.jit(
         with_rows, out_shardings=NamedSharding(mesh, P()), compiler_options=compiler_options
     )
-    sharding = NamedSharding(mesh, BATCH)
-    return lambda params, batch: compiled(params, place(batch, sharding, per_device=False))
+    return Predict(compiled, NamedSharding(mesh, BATCH))
 
 
 def everywhere(mesh: Mesh, params: Params) -> Params:

@@ -9,9 +9,9 @@ import numpy as np
 
 from electra_jax.data import loader
 from electra_jax.modeling.electra import Params
+from electra_jax.parallel import Predict
 
 Arrays = dict[str, np.ndarray]
-Predict = Callable[[Params, Arrays], dict[str, jax.Array]]  # made by `parallel.make_predict`
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +51,10 @@ def predict_rows(
       rows: at least one.
       is_stopped: is asked before every batch.
     """
-    share = jax.process_index(), jax.process_count()
+    part, parts = predict.share
     found, running = [], collections.deque()
     for batch in loader.eval_batches(
-        rows, batch_size=batch_size, process_index=share[0], process_count=share[1]
+        rows, batch_size=batch_size, process_index=part, process_count=parts
     ):
         if is_stopped():
             return None

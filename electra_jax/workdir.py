@@ -85,10 +85,14 @@ def check(config: ConfigDict, workdir: Path) -> list[str]:
     return list(differing.values())
 
 
+def steps_in(directory: Path) -> list[int]:
+    """The steps of the checkpoints there are, in order; none where there is no such directory."""
+    return sorted(int(path.name) for path in directory.glob("[0-9]*") if path.name.isdecimal())
+
+
 def has_checkpoint(workdir: Path) -> bool:
     """Whether there is a run in `workdir` to go on with."""
-    checkpoints = workdir / "checkpoints"
-    return checkpoints.exists() and any(path.name.isdigit() for path in checkpoints.iterdir())
+    return bool(steps_in(workdir / "checkpoints"))
 
 
 def load_config(workdir: Path) -> ConfigDict:

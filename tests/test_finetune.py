@@ -23,20 +23,10 @@ from electra_jax.finetune import trials
 from electra_jax.finetune.config import get_config, validate
 from electra_jax.finetune.objective import FineTuning
 from electra_jax.finetune.trials import FeatureRows, Split, predict_split
-from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.modeling.heads import HeadConfig
 
 ROOT = Path(__file__).parents[1]
-ENCODER = EncoderConfig(
-    vocab_size=50,
-    embedding_size=8,
-    hidden_size=16,
-    num_layers=2,
-    num_heads=2,
-    intermediate_size=32,
-    max_positions=16,
-    init_stddev=0.2,
-)
+ENCODER = tiny.encoder(init_stddev=0.2)
 
 
 def mesh(data: int) -> jax.sharding.Mesh:

@@ -14,21 +14,11 @@ from scipy import special
 from electra_jax.finetune.objective import FineTuning
 from electra_jax.modeling import heads
 from electra_jax.modeling.electra import path_name
-from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.modeling.heads import HeadConfig
 from electra_jax.objectives.mlm import context
 from electra_jax.parallel import RULES
 
-ENCODER = EncoderConfig(
-    vocab_size=50,
-    embedding_size=8,
-    hidden_size=16,
-    num_layers=2,
-    num_heads=2,
-    intermediate_size=32,
-    max_positions=16,
-    init_stddev=0.3,
-)
+ENCODER = tiny.encoder(init_stddev=0.3)
 LENGTH = 12
 
 

@@ -111,6 +111,20 @@ def objective(
     return made(model, masking, **{**arguments, **(loss or {})})
 
 
+def encoder(**changes) -> EncoderConfig:
+    """For fine-tuning: 16 wide, with dropout."""
+    default = EncoderConfig(
+        vocab_size=50,
+        embedding_size=8,
+        hidden_size=16,
+        num_layers=2,
+        num_heads=2,
+        intermediate_size=32,
+        max_positions=16,
+    )
+    return dataclasses.replace(default, **changes)
+
+
 def optimizer(**changes) -> OptimizerConfig:
     return OptimizerConfig(
         **{"learning_rate": 1e-3, "warmup_steps": 2, "num_steps": 100, **changes}

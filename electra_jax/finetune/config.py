@@ -1,7 +1,7 @@
 """Every setting of fine-tuning, once, with its default; and the check that they make sense.
 
 The defaults are the paper's (spec 4.5). A recipe (`configs/glue.py`, `squad.py`, `tagging.py`,
-`table.py`) starts from `get_config()` and states what differs.
+`classify.py`) starts from `get_config()` and states what differs.
 """
 
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ def get_config() -> ConfigDict:
     data.max_length = 128  # tokens of a row; what is longer is cut, or divided
     data.double_unordered = True  # glue: MRPC and STS-B with each pair swapped, too
     data.unanswerable = False  # squad: questions may have no answer
-    data.null_threshold = placeholder(float)  # squad: of the odds of no answer; default: see below
+    data.null_threshold = placeholder(float)  # squad: of no answer; default: -2.75, or 0
     data.max_answer_length = 30  # squad: in tokens
     data.doc_stride = 128  # squad: between windows of a long text
     data.target = "classification"  # table: classification | multilabel | regression

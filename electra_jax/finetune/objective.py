@@ -17,7 +17,7 @@ from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.modeling.heads import EncoderWithHead, HeadConfig
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.objectives.base import Batch, Sums
-from electra_jax.objectives.mlm import context, pair
+from electra_jax.objectives.mlm import binary_cross_entropy, context, pair
 from electra_jax.schedules import Step
 
 Outputs = dict[str, Array]
@@ -167,13 +167,6 @@ def cross_entropy(
     """Negative log-probabilities of the labels."""
     right = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - right
-
-
-def binary_cross_entropy(
-    logits: Float[Array, "*dims"], labels: Float[Array, "*dims"]
-) -> Float[Array, "*dims"]:
-    """Negative log-probabilities of `labels`, ones and zeros."""
-    return jnp.maximum(logits, 0) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
 
 
 def label_sums(

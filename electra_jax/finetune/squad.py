@@ -14,7 +14,6 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from electra_jax.errors import UserError
 from electra_jax.finetune import squad_metrics
 from electra_jax.finetune.encoding import owners, pack, windows
 from electra_jax.finetune.files import read_data_set, read_json, write_text
-from electra_jax.finetune.task import TRAIN, Arrays, Head, Log, Task
+from electra_jax.finetune.task import Arrays, FileTask, Head, Log
 
 MAX_QUESTION = 64  # tokens of a question that are kept
 N_BEST = 20  # answers that are kept of each question; starts that are tried in each window
@@ -92,7 +91,7 @@ class Prediction:
     n_best: tuple[Span, ...]
 
 
-class SquadTask(Task):
+class SquadTask(FileTask):
     """Questions on texts.
 
     Args:
@@ -138,28 +137,14 @@ class SquadTask(Task):
         self._answerability = answerability
         self._log = log
 
-    @cached_property
-    def eval_splits(self) -> tuple[str, ...]:
-        """The labelled splits beside `train`."""
-        return tuple(split for split in self._others if _is_labelled(self.read(split)))
-
-    @cached_property
-    def test_splits(self) -> tuple[str, ...]:
-        """The splits without labels."""
-        return tuple(split for split in self._others if not _is_labelled(self.read(split)))
-
-    @property
-    def _others(self) -> list[str]:
-        return [split for split in self._files if split != TRAIN]
+    def is_labelled(self, examples: Sequence[Example]) -> bool:
+        """See `FileTask.is_labelled`."""
+        return all(example.answers is not None for example in examples)
 
     def read(self, split: str) -> list[Example]:
         """See `Task.read`. Answers may be anywhere, even where their text is not."""
-        if split not in self._files:
-            raise UserError(
-                f"{self.name} has no split {split!r}; allowed: {', '.join(self._files)}"
-            )
+        path = self._path(split)
         if split not in self._examples:
-            path = self._files[split]
             if path.startswith("tfds:"):
                 found = _data_set_examples(path, split, self._unanswerable)
             else:
@@ -178,7 +163,7 @@ class SquadTask(Task):
         token with more around it. Rows to train on leave out questions whose answers are not in
         their context; the target is the first answer that is.
         """
-        labelled = _is_labelled(examples)
+        labelled = self.is_labelled(examples)
         questions = tokenizer.encode_batch([example.question for example in examples])
         contexts: dict[str, _Context] = {}
         found: list[_Window] = []
@@ -355,10 +340,6 @@ def _check(examples: Sequence[Example], path: str, unanswerable: bool) -> None:
                 f"{path}: question {example.id!r} has no answer, which only data sets with "
                 "unanswerable questions may have"
             )
-
-
-def _is_labelled(examples: Sequence[Example]) -> bool:
-    return all(example.answers is not None for example in examples)
 
 
 # From characters to tokens

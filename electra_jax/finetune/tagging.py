@@ -20,7 +20,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -32,7 +31,7 @@ from electra_jax.errors import UserError
 from electra_jax.finetune import metrics
 from electra_jax.finetune.encoding import owners, pack, windows
 from electra_jax.finetune.files import read_lines, write_text
-from electra_jax.finetune.task import TRAIN, Arrays, Head, Log, Task
+from electra_jax.finetune.task import TRAIN, Arrays, FileTask, Head, Log
 
 OUTSIDE = "O"
 SCHEMES = {"BIO": "BI", "IOB1": "BI", "BIOES": "BIES", "plain": ""}  # and their prefixes
@@ -83,7 +82,7 @@ class _Sentence:
     line: int  # of the first word
 
 
-class TaggingTask(Task):
+class TaggingTask(FileTask):
     """Tagging of files of words in columns.
 
     A split without a column of tags is predicted, never scored: one of words alone, or with fewer
@@ -124,29 +123,16 @@ class TaggingTask(Task):
         self.head = Head("tagging", _labels(self._types, self.scheme))
         self.main_metric = "accuracy" if self.scheme == "plain" else "f1"
 
-    @cached_property
-    def eval_splits(self) -> tuple[str, ...]:
-        """The labelled splits beside `train`."""
-        return tuple(split for split in self._others if _is_labelled(self.read(split)))
-
-    @cached_property
-    def test_splits(self) -> tuple[str, ...]:
-        """The splits without labels."""
-        return tuple(split for split in self._others if not _is_labelled(self.read(split)))
-
-    @property
-    def _others(self) -> list[str]:
-        return [split for split in self._files if split != TRAIN]
+    def is_labelled(self, examples: Sequence[Example]) -> bool:
+        """See `FileTask.is_labelled`."""
+        return all(example.tags is not None for example in examples)
 
     def read(self, split: str) -> list[Example]:
         """See `Task.read`."""
-        if split not in self._files:
-            raise UserError(
-                f"{self.name} has no split {split!r}; allowed: {', '.join(self._files)}"
-            )
+        path = self._path(split)
         if split not in self._read:
-            sentences, _ = _parse(self._files[split], self._columns)
-            self._check(sentences, self._files[split])
+            sentences, _ = _parse(path, self._columns)
+            self._check(sentences, path)
             self._read[split] = [
                 Example(str(number), sentence.words, sentence.tags)
                 for number, sentence in enumerate(sentences)
@@ -187,7 +173,7 @@ class TaggingTask(Task):
             word[row, places] = here
         if not training:
             arrays["word"] = word
-        if _is_labelled(examples):
+        if self.is_labelled(examples):
             arrays["label"] = self._targets(examples, arrays["example"], word)
         return arrays
 
@@ -358,10 +344,6 @@ def _detect(sentences: Sequence[_Sentence], path: str) -> str:
             if tag[:2] in ("B-", "I-") and before[1:] != tag[1:]:
                 follows[tag[0]] = True
     return "IOB1" if follows["I"] and not follows["B"] else "BIO"
-
-
-def _is_labelled(examples: Sequence[Example]) -> bool:
-    return all(example.tags is not None for example in examples)
 
 
 # Tags and entities

@@ -19,12 +19,14 @@ predictions, scores and writes them. The loop that trains knows no task but thro
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.errors import UserError
 
 Arrays = dict[str, np.ndarray]
 Log = Callable[[str], None]
@@ -135,3 +137,38 @@ class Task(ABC):
 
         A file is there as a whole or not at all.
         """
+
+
+class FileTask(Task):
+    """A task whose splits are files, labelled or not, as their content says.
+
+    Subclasses set `name` and `_files`, the path of each split, and say what a label is.
+    """
+
+    _files: dict[str, str]
+
+    @abstractmethod
+    def is_labelled(self, examples: Sequence[Any]) -> bool:
+        """Whether all of these examples of a split have a label."""
+
+    @cached_property
+    def eval_splits(self) -> tuple[str, ...]:
+        """The labelled splits beside `train`."""
+        return tuple(split for split in self._others if self.is_labelled(self.read(split)))
+
+    @cached_property
+    def test_splits(self) -> tuple[str, ...]:
+        """The splits without labels."""
+        return tuple(split for split in self._others if not self.is_labelled(self.read(split)))
+
+    @property
+    def _others(self) -> list[str]:
+        return [split for split in self._files if split != TRAIN]
+
+    def _path(self, split: str) -> str:
+        """The file of a split; UserError where there is none."""
+        if split not in self._files:
+            raise UserError(
+                f"{self.name} has no split {split!r}; allowed: {', '.join(self._files)}"
+            )
+        return self._files[split]

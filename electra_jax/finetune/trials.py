@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
 from electra_jax import parallel, train
 from electra_jax import workdir as run_directory
 from electra_jax.checkpoint import Checkpoints, restore_params
+from electra_jax.config import compute_dtype
 from electra_jax.data import loader
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
@@ -34,7 +34,8 @@ from electra_jax.modeling.electra import Params, path_name
 from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.modeling.heads import HeadConfig
 from electra_jax.optimizer import OptimizerConfig
-from electra_jax.prediction import FeatureRows, Predict, predict_rows
+from electra_jax.parallel import Predict
+from electra_jax.prediction import FeatureRows, predict_rows
 from electra_jax.train import IsStopped, Job, Log, log_line
 from electra_jax.writer import read_metrics
 
@@ -214,16 +215,13 @@ def trial_config(config: ConfigDict, number: int) -> ConfigDict:
 def encoder_config(config: ConfigDict) -> EncoderConfig:
     """Sizes and numerics of a completed configuration."""
     model = config.model
-    dtype = model.dtype
-    if dtype == "auto":
-        dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     return EncoderConfig(
         **{name: model[name] for name in SIZES},
         dropout=model.dropout,
         attention_dropout=model.attention_dropout,
         remat=model.remat,
         scan_unroll=model.scan_unroll,
-        dtype=jnp.dtype(dtype),
+        dtype=compute_dtype(model.dtype),
     )
 
 
@@ -433,9 +431,7 @@ def content_hash(arrays: Arrays, tokenizer: Tokenizer) -> str:
 
 def best_step(workdir: Path, metric: str) -> int:
     """Of the checkpoints there are, that with the highest score; the earliest of equal ones."""
-    saved = {
-        int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdecimal()
-    }
+    saved = run_directory.steps_in(workdir / "checkpoints")
     rows = [row for row in read_metrics(workdir) if metric in row and row["step"] in saved]
     return max(rows, key=lambda row: row[metric])["step"]
 

@@ -15,7 +15,14 @@ from electra_jax.metrics import score_histogram
 from electra_jax.modeling.electra import Electra
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.objectives.corruption import CorruptedText
-from electra_jax.objectives.mlm import Batch, Sums, context, is_real, pair
+from electra_jax.objectives.mlm import (
+    Batch,
+    Sums,
+    binary_cross_entropy,
+    context,
+    is_real,
+    pair,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +78,7 @@ def rtd_cross_entropy(
     logits: Float[Array, "B L"], is_replaced: Bool[Array, "B L"]
 ) -> Float[Array, "B L"]:
     """-log of the probability of the right verdict. A positive logit calls the token replaced."""
-    label = is_replaced.astype(jnp.float32)
-    return jnp.maximum(logits, 0) - logits * label + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+    return binary_cross_entropy(logits, is_replaced.astype(jnp.float32))
 
 
 def rtd_sums(logits: Float[Array, "B L"], is_replaced: Array, is_judged: Array) -> Sums:

@@ -118,6 +118,13 @@ def pair(values: Float[Array, "*dims"], weights: Float[Array, "*dims"]) -> Float
     return jnp.stack([(values * weights).sum(), weights.sum()])
 
 
+def binary_cross_entropy(
+    logits: Float[Array, "*dims"], labels: Float[Array, "*dims"]
+) -> Float[Array, "*dims"]:
+    """Negative log-probabilities of `labels`, ones and zeros."""
+    return jnp.maximum(logits, 0) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+
+
 def mlm_sums(logits: Float[Array, "B P Vpad"], masked: Masked) -> Sums:
     """Loss and accuracy of the masked predictions (spec 3.4, 3.7)."""
     label_logit = jnp.take_along_axis(logits, masked.labels[..., None], axis=-1)[..., 0]
