@@ -323,6 +323,11 @@ def clashes(config: ConfigDict) -> Iterator[str]:
             "config.data.strip_accents is True, which works only together with "
             "config.data.lower_case = True"
         )
+    yield from checkpoint_clashes(config)
+
+
+def checkpoint_clashes(config: ConfigDict) -> Iterator[str]:
+    """Says so when the best checkpoint could be one that is never saved."""
     every = config.checkpoint.every_steps
     if config.checkpoint.keep_best and every % config.eval_every_steps:
         yield (

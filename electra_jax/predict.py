@@ -239,7 +239,7 @@ def parsed(line: bytes, where: str) -> dict:
 def write(answers: Sequence[Answer], output: str, mode: str) -> None:
     """Write all answers, as a whole or not at all, in the format that the ending says."""
     from electra_jax import shading
-    from electra_jax.finetune.files import write_bytes
+    from electra_jax.files import write_bytes
 
     if output == "-" and mode == "detect" and sys.stdout.isatty() and "NO_COLOR" not in os.environ:
         for answer in answers:

@@ -24,7 +24,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from electra_jax import shading
 from electra_jax.errors import UserError
-from electra_jax.finetune.files import write_text
+from electra_jax.files import write_text
 from electra_jax.shading import escape
 from electra_jax.writer import read_whole_rows
 

@@ -15,6 +15,7 @@ from electra_jax import config as pretraining
 from electra_jax.config import flatten
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
+from electra_jax.files import write_text
 from electra_jax.finetune import config as finetuning
 
 # Fields that may change when a run is resumed: no number that training computes depends on them.
@@ -158,7 +159,5 @@ def hold(workdir: Path) -> Iterator[None]:
 def write_run_files(config: ConfigDict, workdir: Path, tokenizer: Tokenizer, facts: dict) -> None:
     """What makes the run directory self-contained, beside checkpoints and metrics."""
     for name, content in {"config.json": config.to_dict(), "facts.json": facts}.items():
-        temporary = workdir / f"{name}.tmp"
-        temporary.write_text(json.dumps(content, indent=1))
-        temporary.replace(workdir / name)
+        write_text(workdir / name, json.dumps(content, indent=1))
     tokenizer.save(workdir / "tokenizer")

@@ -13,6 +13,7 @@ from tensorboardX.proto.tensor_pb2 import TensorProto
 from tensorboardX.record_writer import RecordWriter
 
 from electra_jax.errors import UserError
+from electra_jax.files import write_bytes
 from electra_jax.tracking import Track
 
 
@@ -140,6 +141,4 @@ def _parse_row(line: bytes) -> dict | None:
 def _drop_lines_after(path: Path, step: int) -> None:
     kept = b"".join(line + b"\n" for line, row in _read_lines(path) if row["step"] <= step)
     if path.exists() and path.read_bytes() != kept:
-        temporary = path.with_suffix(".tmp")
-        temporary.write_bytes(kept)
-        temporary.replace(path)
+        write_bytes(path, kept)

@@ -48,6 +48,7 @@ from electra_jax.data.reader import Document, Group, logged, take_apart
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.data.workers import map_in_order
 from electra_jax.errors import UserError
+from electra_jax.files import write_text
 
 FORMAT_VERSION = 2
 SPLITS = ("train", "held_out")
@@ -339,9 +340,7 @@ def _sha256(path: Path) -> str:
 
 def _write_json(path: Path, content: dict) -> None:
     """Writes a file that is never seen in part."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n")
-    temporary.replace(path)
+    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 class Tokens:

@@ -1,4 +1,4 @@
-"""Files in and out: text and JSON, compressed or not, TensorFlow data sets, and atomic writes."""
+"""Files to read: text and JSON, compressed or not, and TensorFlow data sets."""
 
 import json
 import lzma
@@ -75,20 +75,6 @@ def read_data_set(name: str, split: str, *fields: str) -> list[dict[str, Any]]:
         raise UserError(str(error).removeprefix("data.source: ")) from error
     records = found.__getitems__(range(len(found)))
     return [{field: _text(record[field]) for field in fields} for record in records]
-
-
-def write_text(path: Path, text: str) -> Path:
-    """Writes a UTF-8 file, as a whole or not at all, into a directory that is made if missing."""
-    return write_bytes(path, text.encode("utf-8"))
-
-
-def write_bytes(path: Path, content: bytes) -> Path:
-    """Writes a file, as a whole or not at all, into a directory that is made if missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
-    return path
 
 
 def _text(value: Any) -> Any:

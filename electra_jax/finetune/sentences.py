@@ -11,9 +11,9 @@ from scipy import special
 
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
+from electra_jax.files import write_text
 from electra_jax.finetune import metrics
 from electra_jax.finetune.encoding import encode_texts
-from electra_jax.finetune.files import write_text
 from electra_jax.finetune.task import Arrays, Task
 
 Label = str | tuple[str, ...] | float

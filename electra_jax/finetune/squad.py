@@ -21,9 +21,10 @@ import numpy as np
 
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
+from electra_jax.files import write_text
 from electra_jax.finetune import squad_metrics
 from electra_jax.finetune.encoding import owners, pack, windows
-from electra_jax.finetune.files import read_data_set, read_json, write_text
+from electra_jax.finetune.files import read_data_set, read_json
 from electra_jax.finetune.task import Arrays, FileTask, Head, Log
 
 MAX_QUESTION = 64  # tokens of a question that are kept

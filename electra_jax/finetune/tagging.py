@@ -28,9 +28,10 @@ from scipy import special
 
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
+from electra_jax.files import write_text
 from electra_jax.finetune import metrics
 from electra_jax.finetune.encoding import owners, pack, windows
-from electra_jax.finetune.files import read_lines, write_text
+from electra_jax.finetune.files import read_lines
 from electra_jax.finetune.task import TRAIN, Arrays, FileTask, Head, Log
 
 OUTSIDE = "O"

@@ -15,12 +15,12 @@ from ml_collections import ConfigDict
 from electra_jax import parallel, train
 from electra_jax import workdir as run_directory
 from electra_jax.checkpoint import Checkpoints, restore_params
-from electra_jax.config import compute_dtype
+from electra_jax.config import checkpoint_clashes, compute_dtype
 from electra_jax.data import loader
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
+from electra_jax.files import write_text
 from electra_jax.finetune.config import SIZES, layerwise_decay, learning_rate, validate
-from electra_jax.finetune.files import write_text
 from electra_jax.finetune.glue import GlueTask
 from electra_jax.finetune.objective import FineTuning
 from electra_jax.finetune.squad import SquadTask
@@ -186,12 +186,8 @@ def complete(config: ConfigDict, task: Task, encoder: EncoderConfig, num_rows: i
     per_epoch = max(1, round(num_rows / config.batch_size))
     config.eval_every_steps = config.eval_every_steps or per_epoch
     config.checkpoint.every_steps = config.checkpoint.every_steps or config.eval_every_steps
-    if config.checkpoint.keep_best and config.checkpoint.every_steps % config.eval_every_steps:
-        raise UserError(
-            f"config.checkpoint.every_steps is {config.checkpoint.every_steps}; with "
-            "config.checkpoint.keep_best it must be a multiple of config.eval_every_steps = "
-            f"{config.eval_every_steps}"
-        )
+    for problem in checkpoint_clashes(config):
+        raise UserError(problem)
     if config.checkpoint.keep_best and not task.eval_splits:
         raise UserError("config.checkpoint.keep_best needs a labelled config.data.dev")
     optimizer = config.optimizer
