@@ -63,7 +63,7 @@ def main() -> None:
             BLOCK * BLOCKS, objective.loss_terms, None, compiled, writer.write, console, 400
         )
         state, sums = program.train_step(state, batch)
-        progress.add(0, sums)
+        progress.add(0, sums, ids.shape)
         seconds: dict[bool, list[float]] = {True: [], False: []}
         inside = 0.0
         for block in range(2 * BLOCKS):
@@ -74,7 +74,7 @@ def main() -> None:
                 if has_display:
                     jax.block_until_ready(sums)  # so that what follows waits for nothing
                     before = time.perf_counter()
-                    progress.add(block // 2 * BLOCK + step, sums)
+                    progress.add(block // 2 * BLOCK + step, sums, ids.shape)
                     if step == BLOCK - 1:
                         progress.close_window()
                     inside += time.perf_counter() - before

@@ -88,7 +88,8 @@ class Progress:
         self.totals = {name: np.asarray(total) for name, total in saved["totals"].items()}
         self.skipped_in_a_row: int = saved["skipped_in_a_row"]
         self.newest: Sums | None = None  # of the step dispatched last
-        self.first_step: int | None = None  # of this process: it compiles, and counts for no rate
+        self.shapes: set[tuple[int, ...]] = set()  # of batches that steps are compiled for
+        self.compiled: set[int] = set()  # the first steps of each shape, which count for no rate
         self.seconds_per_step: float | None = None  # in the newest window that has a rate
         self.status = {"window": "", "evaluation": ""}  # the newest of each, on a terminal
         self.drawn = -math.inf
@@ -97,6 +98,7 @@ class Progress:
     def start_clock(self) -> None:
         """Rates are measured from here on."""
         self.clock = time.monotonic()
+        self.handed_over = self.clock  # when the loop got its newest batch
         self.waited = 0.0  # seconds for batches, with nothing to do
         self.tokens: list[float] = []  # of each step since then
 
@@ -110,22 +112,36 @@ class Progress:
         for batch in batches:
             if self.newest and all(x.is_ready() for x in self.newest.values()):
                 self.waited += time.monotonic() - started
+            self.handed_over = time.monotonic()
             yield batch
             started = time.monotonic()
 
-    def add(self, step: int, sums: Sums) -> None:
-        """Collect the sums of a step just dispatched; report the window before it, if complete."""
-        if self.first_step is None:
-            self.log(f"compiled in {sum(self.compilations):.1f} s")
-            self.compilations.clear()
-            self.first_step = step
+    def add(self, step: int, sums: Sums, shape: tuple[int, ...]) -> None:
+        """Collect the sums of a step just dispatched; report the window before it, if complete.
+
+        Args:
+          shape: of its batch.
+        """
+        if shape not in self.shapes:
             jax.block_until_ready(sums)
-            self.start_clock()
+            self.leave_out(step, shape)
         self.report()
         self.window.append((step, sums))
         self.newest = sums
         if self.console.is_live and time.monotonic() - self.drawn > REDRAWN:
             self.draw(step)
+
+    def leave_out(self, step: int, shape: tuple[int, ...]) -> None:
+        """`step`, the first of its shape, is done; it was compiled and counts for no rate."""
+        size = " x ".join(map(str, shape))
+        self.log(f"compiled in {sum(self.compilations):.1f} s for batches of {size} tokens")
+        self.compilations.clear()
+        self.compiled.add(step)
+        if self.shapes:
+            self.clock += time.monotonic() - self.handed_over
+        else:
+            self.start_clock()
+        self.shapes.add(shape)
 
     def close_window(self) -> None:
         """Steps from here on belong to the next window."""
@@ -185,14 +201,14 @@ class Progress:
                 "more of config.data.num_threads, or config.data.num_workers, may help"
             )
         if self.compilations:
-            self.log(f"warning: {len(self.compilations)} compilations since the first step")
+            self.log(f"warning: {len(self.compilations)} compilations since the first steps")
             self.compilations.clear()
 
     def fetch(self, steps: list[tuple[int, Sums]]) -> None:
         """Wait for `steps`, check their sums, and add them to those of their window."""
         for step, sums in jax.device_get(steps):
             tokens = sums.pop("tokens")[0]
-            if step != self.first_step:
+            if step not in self.compiled:
                 self.tokens.append(tokens)
             self.totals = add_up([self.totals, self.counted(step, sums)])
 

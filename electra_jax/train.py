@@ -205,7 +205,7 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
             batches = profiled(batches, start, config.profile_steps, tensorboard, newest)
             for step, batch in enumerate(batches, start + 1):
                 state, sums = program.train_step(state, program.place(batch))
-                progress.add(step, sums)
+                progress.add(step, sums, batch["input_ids"].shape)
 
                 stops = interruption.reached(step)
                 is_last = step == num_steps

@@ -6,6 +6,7 @@ import os
 import runpy
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import jax
@@ -20,6 +21,7 @@ from electra_jax.checkpoint import restore_params
 from electra_jax.data.loader import train_batch
 from electra_jax.errors import UserError
 from electra_jax.finetune import trials
+from electra_jax.finetune.buckets import choose_widths, make_buckets
 from electra_jax.finetune.config import get_config, validate
 from electra_jax.finetune.objective import FineTuning
 from electra_jax.finetune.trials import FeatureRows, Split, predict_split
@@ -27,6 +29,7 @@ from electra_jax.modeling.heads import HeadConfig
 
 ROOT = Path(__file__).parents[1]
 ENCODER = tiny.encoder(init_stddev=0.2)
+QA = HeadConfig("qa")
 
 
 def mesh(data: int) -> jax.sharding.Mesh:
@@ -59,6 +62,59 @@ def test_every_example_is_predicted_once_and_in_order(devices):
     expected = jax.jit(objective.outputs)(params, batch)["logits"]
     assert found["logits"].shape == (17, 3)
     np.testing.assert_allclose(found["logits"], expected, atol=1e-5)
+
+
+def test_rows_are_cut_to_one_of_few_widths():
+    """Nothing but padding is lost, no row is, and no choice of two widths leaves less padding."""
+    rng = np.random.default_rng(0)
+    lengths = np.concatenate([rng.integers(3, 12, 60), rng.integers(30, 49, 19), [49]])
+    rng.shuffle(lengths)
+    shape = len(lengths), 50
+    ids = np.where(np.arange(50) < lengths[:, None], rng.integers(5, 99, shape), 0)
+    arrays = {
+        "input_ids": ids.astype(np.int32),
+        "piece_ids": (ids > 0).astype(np.int32),
+        "label": rng.random((80, 7), np.float32),
+    }
+    buckets = make_buckets(arrays, num_widths=2, batch_size=2)
+    found = []
+    for (begin, end), width in zip(pairwise(buckets.groups), buckets.widths, strict=True):
+        batch = buckets.batch(np.arange(begin, end))
+        assert batch["input_ids"].shape == batch["piece_ids"].shape == (end - begin, width)
+        assert batch["label"].shape == (end - begin, 7)
+        padded = np.pad(batch["input_ids"], ((0, 0), (0, 50 - width)))
+        found += np.concatenate([padded, batch["label"]], axis=1).tolist()
+    assert sorted(found) == sorted(np.concatenate([ids, arrays["label"]], axis=1).tolist())
+    cost = lambda width: np.where(lengths <= width, width, 50).sum()  # noqa: E731
+    narrow, wide = buckets.widths
+    assert wide == 50
+    assert cost(narrow) == min(cost(width) for width in range(8, 50, 8))
+    assert buckets.mean_width == cost(narrow) / 80
+
+
+def test_widths_have_rows_enough():
+    lengths = np.repeat([5, 20, 44], [100, 3, 50])
+    assert choose_widths(lengths, 4, min_rows=4) == (8, 48)
+    assert choose_widths(lengths, 4, min_rows=3) == (8, 24, 48)
+    assert choose_widths(lengths, 1, min_rows=3) == (48,)
+    assert choose_widths(lengths, 4, min_rows=999) == (48,)
+
+
+def test_widths_change_no_loss():
+    objective = FineTuning(ENCODER, QA)
+    arrays = features(8) | {name: np.zeros(8, np.int32) for name in ("start", "end")}
+    arrays |= {"is_impossible": np.ones(8, np.int32), "allowed": np.zeros((8, 8), np.int32)}
+    arrays["allowed"][:, 1:4] = 1
+    wide = {name: np.pad(x, ((0, 0), (0, 4))) if x.ndim == 2 else x for name, x in arrays.items()}
+    del wide["example"]
+    params = objective.init(jax.random.key(0))
+    losses = []
+    for batch in (wide, make_buckets(wide, 1, 8).batch(np.arange(8))):
+        arrays = {name: jax.numpy.asarray(x) for name, x in batch.items()}
+        losses.append(objective.sums(params, arrays, (), jax.random.key(0), None, True))
+    assert batch["allowed"].shape == (8, 8)
+    for name, value in losses[0].items():
+        np.testing.assert_allclose(losses[1][name], value, rtol=1e-5, err_msg=name)
 
 
 def test_rows_of_padding_have_no_labels():

@@ -55,6 +55,27 @@ def mapped_rows(tmp_path_factory) -> Rows:
     return make_rows(Tokens([path]), [NUM_ROWS - 10, 10])
 
 
+def test_whole_batches_of_one_group_take_turns():
+    """Each group's rows come once an epoch, and the order of the groups depends on no seed."""
+    sizes = (24, 8, 16)  # of the groups
+    rows = make_rows(TOKENS, sizes)
+    options = {"batch_size": 8, "weights": (3.0, 1.0, 2.0), "one_group": True}
+    turns = {}
+    for seed in (0, 1):
+        batches = [rows_in(train_batch(rows, step, seed=seed, **options)) for step in range(12)]
+        turns[seed] = [np.searchsorted(rows.groups, batch, side="right") - 1 for batch in batches]
+        assert all(len(set(groups)) == 1 for groups in turns[seed])
+        for epoch in (batches[:6], batches[6:]):
+            assert sorted(row for batch in epoch for row in batch) == list(range(48))
+        assert batches[:6] != batches[6:]
+    np.testing.assert_array_equal(turns[0], turns[1])
+    parts = [
+        rows_in(train_batch(rows, 5, seed=1, process_index=i, process_count=2, **options))
+        for i in (0, 1)
+    ]
+    assert parts[0] + parts[1] == batches[5]
+
+
 def rows_in(batch: dict[str, np.ndarray]) -> list[int]:
     return (batch["input_ids"][:, 1] - 100).tolist()
 

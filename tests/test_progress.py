@@ -38,10 +38,17 @@ class Run:
         self.now += 1.0
         self.progress.catch_up()
 
-    def step(self, step: int, seconds: float = 1.0, close: bool = False, **changes) -> None:
+    def step(
+        self,
+        step: int,
+        seconds: float = 1.0,
+        close: bool = False,
+        shape: tuple[int, int] = (8, 16),
+        **changes,
+    ) -> None:
         """One step of the loop, whose predecessor took `seconds`."""
         self.now += seconds
-        self.progress.add(step, sums(**changes))
+        self.progress.add(step, sums(**changes), shape)
         if close:
             self.progress.close_window()
 
@@ -105,6 +112,26 @@ def test_first_step_counts_for_no_rate(monkeypatch):
     run.step(3, seconds=2.0, close=True)
     run.step(4, seconds=2.0)
     assert run.written[0][1]["tokens_per_second"] == pytest.approx(2 * TOKENS / 4)
+
+
+def test_first_step_of_another_shape_counts_for_no_rate_and_is_no_surprise(monkeypatch):
+    run = Run(monkeypatch)
+    batches = iter(run.progress.timed({"row": np.array([0])} for _ in range(6)))
+    for step, (shape, seconds) in enumerate(
+        [((8, 16), 500.0), ((8, 16), 2.0), ((8, 24), 300.0), ((8, 16), 2.0), ((8, 24), 4.0)], 1
+    ):
+        next(batches)
+        if seconds > 100:
+            run.compilations.append(seconds - 3)
+        run.step(step, seconds, shape=shape, close=step == 5)
+    next(batches)
+    run.step(6, 0.0)
+    assert run.lines[:2] == [
+        "compiled in 497.0 s for batches of 8 x 16 tokens",
+        "compiled in 297.0 s for batches of 8 x 24 tokens",
+    ]
+    assert "warning" not in "".join(run.lines)
+    assert run.written[0][1]["tokens_per_second"] == pytest.approx(3 * TOKENS / 8)
 
 
 def test_window_of_the_first_step_alone_has_no_rate_and_no_time_left(monkeypatch):
@@ -260,7 +287,7 @@ def test_compilations_after_the_first_step_are_warned_of(monkeypatch):
     run = Run(monkeypatch)
     run.compilations += [1.5, 2.0]
     run.step(1)
-    assert run.lines == ["compiled in 3.5 s"]
+    assert run.lines == ["compiled in 3.5 s for batches of 8 x 16 tokens"]
     run.step(2, close=True)
     run.step(3)
     assert "warning" not in run.lines[-1]
@@ -269,7 +296,7 @@ def test_compilations_after_the_first_step_are_warned_of(monkeypatch):
     run.compilations.append(1.0)
     run.step(4, close=True)
     run.step(5)
-    assert run.lines[-1] == "warning: 1 compilations since the first step"
+    assert run.lines[-1] == "warning: 1 compilations since the first steps"
     run.step(6, close=True)
     run.step(7)
     assert "warning" not in run.lines[-1]

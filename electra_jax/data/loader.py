@@ -15,11 +15,13 @@ with its own epochs, and takes its turns in the proportion of its weight:
     weights  (2, 1)
     order    row 7 of group 0, row 3 of group 1, row 2 of group 0, row 9 of group 0, ...
 
+Or whole batches take turns, each with rows of one group.
+
 Every batch has a field `row`: the number of each row in the global batch (in evaluation: in the
 whole pass). Random masks are derived from it, so that they do not depend on the number of hosts.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -58,6 +60,7 @@ def train_batch(
     batch_size: int,
     seed: int,
     weights: Sequence[float] = (1.0,),
+    one_group: bool = False,
     process_index: int = 0,
     process_count: int = 1,
 ) -> dict[str, np.ndarray]:
@@ -70,6 +73,7 @@ def train_batch(
       seed: determines the order.
       weights: of the groups of `rows`, in any scale. Of any first n rows of the order, each group
         has its share to within 1 row; with more than 4 groups, 1.5 rows; more than 8, 2 rows; ...
+      one_group: batches, not rows, take turns: all rows of a batch are of one group.
       process_index: which part is returned.
       process_count: the number of parts, a divisor of `batch_size`.
 
@@ -81,8 +85,13 @@ def train_batch(
       UserError: the hosts do not divide the batch, or there is not one weight for each group.
     """
     share = _share(batch_size, process_index, process_count)
-    row_at = _order(rows, weights, seed)
-    indices = np.array([row_at(step * batch_size + row) for row in share.tolist()])
+    turns, groups = _turns(rows, weights), _shuffled(rows, seed)
+    if one_group:
+        group, turn = _turn(step, turns)
+        places = [(group, turn * batch_size + row) for row in share.tolist()]
+    else:
+        places = [_turn(step * batch_size + row, turns) for row in share.tolist()]
+    indices = np.array([groups[group][turn] for group, turn in places])
     return {**rows.batch(indices), "row": share}
 
 
@@ -94,6 +103,7 @@ def train_batches(
     batch_size: int,
     seed: int,
     weights: Sequence[float] = (1.0,),
+    one_group: bool = False,
     process_index: int = 0,
     process_count: int = 1,
     num_threads: int = 4,
@@ -103,7 +113,8 @@ def train_batches(
     """The batches of `train_batch` for `num_steps` steps from `start_step`, made ahead of use.
 
     Args:
-      rows, batch_size, seed, weights, process_index, process_count: as for `train_batch`.
+      rows, batch_size, seed, weights, one_group, process_index, process_count: as for
+        `train_batch`.
       start_step: the step of the first batch. A resumed run starts where it stopped.
       num_steps: how many batches to yield.
       num_threads: threads that make batches.
@@ -117,6 +128,7 @@ def train_batches(
         batch_size=batch_size,
         seed=seed,
         weights=weights,
+        one_group=one_group,
         process_index=process_index,
         process_count=process_count,
     )
@@ -169,30 +181,28 @@ def _share(batch_size: int, process_index: int, process_count: int) -> np.ndarra
     return np.arange(process_index * size, (process_index + 1) * size, dtype=np.int32)
 
 
-def _order(rows: Rows, weights: Sequence[float], seed: int) -> Callable[[int], int]:
-    """Maps 0, 1, ... without end to rows. Each epoch of a group holds each of its rows once."""
+def _turns(rows: Rows, weights: Sequence[float]) -> list[int]:
+    """The weights of the groups as whole numbers."""
     num_groups = rows.groups.size - 1
     if len(weights) != num_groups or not all(0 < weight < inf for weight in weights):
         raise UserError(
             f"weights: found {tuple(weights)}; allowed is a number above 0 for each of the "
             f"{num_groups} groups of rows"
         )
+    shares = [Fraction(weight) for weight in weights]
+    scale = lcm(*(share.denominator for share in shares))
+    return [int(share * scale) for share in shares]
+
+
+def _shuffled(rows: Rows, seed: int) -> list[grain.MapDataset]:
+    """Of each group its rows without end, each of them once an epoch."""
     # Grain shuffles epoch e with seed + e. Hashing the seed first keeps the epochs of a run from
     # being those of the run with the next seed.
-    seeds = np.random.SeedSequence(seed).generate_state(num_groups).tolist()
-    groups = [
+    seeds = np.random.SeedSequence(seed).generate_state(rows.groups.size - 1).tolist()
+    return [
         grain.MapDataset.range(begin, end).shuffle(seed)
         for (begin, end), seed in zip(pairwise(rows.groups.tolist()), seeds, strict=True)
     ]
-    shares = [Fraction(weight) for weight in weights]
-    scale = lcm(*(share.denominator for share in shares))
-    whole = [int(share * scale) for share in shares]
-
-    def row_at(index: int) -> int:
-        group, turn = _turn(index, whole)
-        return groups[group][turn]
-
-    return row_at
 
 
 def _turn(index: int, weights: Sequence[int]) -> tuple[int, int]:

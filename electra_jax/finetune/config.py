@@ -55,6 +55,7 @@ def get_config() -> ConfigDict:
     data.test = ""
     data.on_error = "raise"  # raise | skip, at malformed rows to train on; glue only
     data.max_length = 128  # tokens of a row; what is longer is cut, or divided
+    data.length_buckets = 4  # batches of rows of like length, padded to one of so many widths
     data.double_unordered = True  # glue: MRPC and STS-B with each pair swapped, too
     data.unanswerable = False  # squad: questions may have no answer
     data.null_threshold = placeholder(float)  # squad: of no answer; default: -2.75, or 0
@@ -112,6 +113,7 @@ CHECKS: dict[str, Check] = {
     "num_train_epochs": POSITIVE,
     "data.kind": one_of("glue", "squad", "tagging", "table"),
     "data.max_length": (lambda x: x >= 8, "at least 8"),
+    "data.length_buckets": COUNT,
     "data.max_answer_length": COUNT,
     "data.doc_stride": COUNT,
     "data.target": one_of("classification", "multilabel", "regression"),

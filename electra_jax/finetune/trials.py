@@ -20,6 +20,7 @@ from electra_jax.data import loader
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.files import write_text
+from electra_jax.finetune.buckets import make_buckets
 from electra_jax.finetune.config import SIZES, layerwise_decay, learning_rate, validate
 from electra_jax.finetune.glue import GlueTask
 from electra_jax.finetune.objective import FineTuning
@@ -335,7 +336,7 @@ def make_job(
 ) -> Job:
     """What the loop is to do for one seed, or for several at once."""
     arrays = {name: x for name, x in work.features.items() if name != "example"}
-    rows = FeatureRows(arrays)
+    rows = make_buckets(arrays, config.data.length_buckets, config.batch_size)
     num_steps = max(1, int(len(rows) / config.batch_size * config.num_train_epochs))
     options = dict(config.optimizer)
     warmup = options.pop("warmup_fraction")
@@ -347,6 +348,8 @@ def make_job(
             num_steps - start,
             batch_size=config.batch_size,
             seed=seed,
+            weights=rows.weights,
+            one_group=True,
             process_index=share[0],
             process_count=share[1],
             num_threads=config.data.num_threads,
@@ -359,20 +362,21 @@ def make_job(
             return of_seed(seeds[0], start, share)
         return stacked([of_seed(seed, start, share) for seed in seeds])
 
-    real = float(arrays["piece_ids"].mean())
-    flops_per_token = 3.0 * encoder_flops(objective.encoder, config.data.max_length)
+    real = int(arrays["piece_ids"].sum()) / (len(rows) * rows.mean_width)
+    flops_per_token = 3.0 * encoder_flops(objective.encoder, round(rows.mean_width))
     initial = {path_name(path): x for path, x in jax.tree.leaves_with_path(work.pretrained.params)}
     facts = {
         "data": {
             "task": work.task.name,
             "examples": f"{len(np.unique(work.features['example'])):,}",
             "rows": f"{len(rows):,}",
+            "padded to": " or ".join(f"{width}" for width in rows.widths),
             "padding": f"{1 - real:.2%}",
             "epochs": f"{num_steps * config.batch_size / len(rows):.2f}",
         }
         | {split.name: f"{len(split.examples):,} examples" for split in work.splits},
         "step": train.describe_step(
-            config.batch_size * config.data.max_length * len(seeds), flops_per_token
+            round(config.batch_size * rows.mean_width) * len(seeds), flops_per_token
         ),
     }
     return Job(
