@@ -10,8 +10,9 @@ CONFIG ?= configs/tiny.py
 pretrain: $(VENV)/installed  ## set up, then pre-train CONFIG on this machine
 	$(VENV)/bin/python -m electra_jax.main --config=$(CONFIG)
 
+# Two processes: compiling keeps one core busy at most, and each takes gigabytes.
 test: $(VENV)/installed  ## set up, then run the tests
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest --numprocesses=2 --dist=loadfile
 
 test-slow: $(VENV)/installed  ## the tests that take minutes
 	$(VENV)/bin/python -m pytest -m slow

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-TEST = ["beartype", "pytest", "pyyaml", "ruff"]
+TEST = ["beartype", "pytest", "pytest-xdist", "pyyaml", "ruff"]
 
 setup(
     name="electra_jax",
