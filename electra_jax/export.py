@@ -33,11 +33,13 @@ from electra_jax.checkpoint import restore_params
 from electra_jax.data import tokenizer as tokenizers
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
+from electra_jax.files import read_json
 from electra_jax.interop import huggingface
-from electra_jax.interop.huggingface import PARTS, read_json
+from electra_jax.interop.huggingface import PARTS
 from electra_jax.interop.source import WEIGHTS, config_of, parts_of, rates_of
 from electra_jax.interop.tokenizer_files import write_tokenizer
 from electra_jax.modeling.electra import Params
+from electra_jax.workdir import chosen_step
 from electra_jax.writer import read_metrics
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -64,7 +66,7 @@ def export(
 
     Args:
       part: a key of `PARTS`; None for the discriminator, or for the only part there is.
-      step: of the checkpoint; None for the newest.
+      step: of the checkpoint; None for the newest, or the one that a fine-tuned run predicts with.
       dtype: of the weights that are written.
 
     Raises:
@@ -73,7 +75,7 @@ def export(
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out is {out}, which exists; allowed: a new or empty directory")
-    step, params = restore_params(workdir / "checkpoints", step)
+    step, params = restore_params(workdir / "checkpoints", step or chosen_step(workdir))
     run = read_json(workdir / "config.json")
     tokenizer = tokenizers.load(workdir / "tokenizer")
     part, tower, problem = chosen(workdir, run, params, part)
@@ -247,6 +249,8 @@ def card(workdir: Path, run: Mapping[str, Any], part: str, step: int, dtype: str
         rows = [f"| {name} | {value:.4f} |" for name, value in last.items() if name != "step"]
         head = [f"On held-out data, at step {last['step']:,}:", "", "| metric | value |"]
         metrics = "\n".join([*head, "| --- | --- |", *rows])
+    unit = run.get("data", {}).get("value_range") if part == "classifier" else None
+    scaled = f" It gives a number: 0 stands for {unit[0]}, 1 for {unit[1]}." if unit else ""
     return f"""---
 library_name: transformers
 tags:
@@ -255,7 +259,7 @@ tags:
 
 # {PARTS[part].architecture}
 
-{ABOUT[part]}
+{ABOUT[part]}{scaled}
 
     from transformers import {USAGE[part]}, AutoTokenizer
 
@@ -292,7 +296,8 @@ def main() -> None:
     flags.DEFINE_string("workdir", None, "run directory", flag_values=values)
     flags.DEFINE_string("out", None, "new directory", flag_values=values)
     flags.DEFINE_enum("part", None, [*PARTS], "part of the run", flag_values=values)
-    flags.DEFINE_integer("step", None, "checkpoint; default: the newest", flag_values=values)
+    step_help = "checkpoint; default: the newest, or the one that a fine-tuned run predicts with"
+    flags.DEFINE_integer("step", None, step_help, flag_values=values)
     flags.DEFINE_enum("dtype", "float32", DTYPES, "of the weights", flag_values=values)
     cli.parse(values, __doc__)
     for name in ("workdir", "out"):

@@ -1,6 +1,10 @@
-"""Files that are there as a whole or not at all, whatever happens while they are written."""
+"""Small files: written as a whole or not at all, whatever happens; read with one clear error."""
 
+import json
 from pathlib import Path
+from typing import Any
+
+from electra_jax.errors import UserError
 
 
 def write_text(path: Path, text: str) -> Path:
@@ -15,3 +19,20 @@ def write_bytes(path: Path, content: bytes) -> Path:
     temporary.write_bytes(content)
     temporary.replace(path)
     return path
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+      UserError: the file is missing or holds something else.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not readable as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds no JSON object")
+    return content

@@ -15,8 +15,10 @@ from electra_jax import config as pretraining
 from electra_jax.config import flatten
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
-from electra_jax.files import write_text
+from electra_jax.files import read_json, write_text
 from electra_jax.finetune import config as finetuning
+
+RESULTS = "results.json"  # scores of a fine-tuned run
 
 # Fields that may change when a run is resumed: no number that training computes depends on them.
 FREE_FIELDS = (
@@ -89,6 +91,18 @@ def check(config: ConfigDict, workdir: Path) -> list[str]:
 def steps_in(directory: Path) -> list[int]:
     """The steps of the checkpoints there are, in order; none where there is no such directory."""
     return sorted(int(path.name) for path in directory.glob("[0-9]*") if path.name.isdecimal())
+
+
+def chosen_step(workdir: Path) -> int | None:
+    """The checkpoint that a fine-tuned run's own predictions are from; None: the newest there is.
+
+    Raises:
+      UserError: `results.json` is damaged.
+    """
+    if not (workdir / RESULTS).is_file():
+        return None
+    step = read_json(workdir / RESULTS).get("step")
+    return step if step in steps_in(workdir / "checkpoints") else None
 
 
 def has_checkpoint(workdir: Path) -> bool:

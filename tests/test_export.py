@@ -162,7 +162,7 @@ def fine_tuned(directory, kind: str, head: Params, labels: list[str] | None) -> 
         checkpoints.save(2, jax.tree.map(jax.numpy.asarray, state), {}, {})
     write_run_files(config, directory, sources.vocabulary(), {})
     data = {"kind": {"qa": "squad", "tagging": "tagging"}.get(kind, "table"), "target": kind}
-    data |= {"labels": labels or []}
+    data |= {"labels": labels or [], "value_range": [0.0, 5.0] if kind == "regression" else []}
     sources.change_json(directory / "config.json", task="finetune", data=data)
     return params
 
@@ -199,6 +199,8 @@ def test_fine_tuned_heads(kind, layers, labels, part, problem, tmp_path):
         assert content["label2id"] == {label: i for i, label in enumerate(labels)}
     if kind == "regression":
         assert content["num_labels"] == 1
+        card = (tmp_path / "out" / "README.md").read_text()
+        assert "It gives a number: 0 stands for 0.0, 1 for 5.0." in card
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     for name, theirs in export.PARTS[part].head.items():
         layer = head[name.removeprefix("head/")]

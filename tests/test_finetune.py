@@ -25,7 +25,9 @@ from electra_jax.finetune.buckets import choose_widths, make_buckets
 from electra_jax.finetune.config import get_config, validate
 from electra_jax.finetune.objective import FineTuning
 from electra_jax.finetune.trials import FeatureRows, Split, predict_split
+from electra_jax.interop.pretrained import load_encoder
 from electra_jax.modeling.heads import HeadConfig
+from electra_jax.workdir import chosen_step
 
 ROOT = Path(__file__).parents[1]
 ENCODER = tiny.encoder(init_stddev=0.2)
@@ -281,6 +283,16 @@ def test_best_checkpoint_predicts_and_patience_ends_the_training(place):
     assert len(rows) == scores.index(max(scores)) + 3 < 50
     results = json.loads((place / "patient" / "results.json").read_text())
     assert results["scores"]["dev"]["accuracy"] == pytest.approx(max(scores))
+    best = rows[scores.index(max(scores))]["step"]
+    assert chosen_step(place / "patient") == results["step"] == best < rows[-1]["step"]
+    newest, newest_params = restore_params(place / "patient" / "checkpoints")
+    assert newest == rows[-1]["step"]
+    tables = [
+        load_encoder(str(place / "patient")).params["embeddings"]["word"],
+        restore_params(place / "patient" / "checkpoints", best)[1]["embeddings"]["word"],
+    ]
+    np.testing.assert_array_equal(*tables)
+    assert not np.array_equal(tables[0], newest_params["embeddings"]["word"])
 
 
 def main(place: Path, devices: int, *flags: str) -> subprocess.CompletedProcess:

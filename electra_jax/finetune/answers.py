@@ -25,9 +25,9 @@ from electra_jax.finetune.files import read_lines
 from electra_jax.finetune.sentences import text
 from electra_jax.finetune.tables import is_json_lines, read_table
 from electra_jax.finetune.task import TRAIN, Task
-from electra_jax.finetune.trials import best_step, feature_rows, make_objective, make_task
+from electra_jax.finetune.trials import feature_rows, make_objective, make_task
 from electra_jax.prediction import predict_rows
-from electra_jax.workdir import load_config
+from electra_jax.workdir import chosen_step, load_config
 
 Answer = dict[str, Any]  # fit for JSON
 Respond = Callable[[Sequence[Any]], list[Answer]]
@@ -48,9 +48,7 @@ def load(workdir: Path, step: int | None, batch_size: int) -> tuple[Task, Respon
     for split in (TRAIN, "dev", "test"):
         config.data[split] = ""
     task = make_task(config, log=lambda line: None)  # of files that are not needed
-    if step is None and config.checkpoint.keep_best:
-        step = best_step(workdir, f"eval/{task.main_metric}")
-    _, params = restore_params(workdir / "checkpoints", step)
+    _, params = restore_params(workdir / "checkpoints", step or chosen_step(workdir))
     tokenizer = tokenizers.load(workdir / "tokenizer")
     mesh = parallel.make_mesh(get_config().parallel)  # the devices here, not those of the training
     predict = parallel.make_predict(mesh, make_objective(config, task).outputs)

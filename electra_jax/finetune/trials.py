@@ -38,9 +38,9 @@ from electra_jax.optimizer import OptimizerConfig
 from electra_jax.parallel import Predict
 from electra_jax.prediction import FeatureRows, predict_rows
 from electra_jax.train import IsStopped, Job, Log, log_line
+from electra_jax.workdir import RESULTS
 from electra_jax.writer import read_metrics
 
-RESULTS = "results.json"
 INPUTS = ("input_ids", "piece_ids", "position_ids", "token_type_ids", "allowed")
 
 
@@ -237,13 +237,14 @@ def run_trial(config: ConfigDict, workdir: Path, work: Work, interruption: Inter
         return evaluate_trial(work, predict, params, config.batch_size, is_stopped)
 
     job = make_job(config, objective, work, (config.seed,), evaluate)
-    params = train.run(config, workdir, job, interruption).params
+    state = train.run(config, workdir, job, interruption)
+    step, params = int(state.step), state.params
     if config.checkpoint.keep_best:
         step = best_step(workdir, job.keep_best)
         log_line(f"predicting with step {step:,}, the best by {job.keep_best}")
         _, best = restore_params(workdir / "checkpoints", step)
         params = jax.device_put(best, jax.tree.map(lambda x: x.sharding, params))
-    finish(config, workdir, work, predict, params)
+    finish(config, workdir, work, predict, step, params)
 
 
 def run_together(
@@ -290,7 +291,7 @@ def run_together(
                 checkpoints.save(int(of_one.step), of_one, {}, {})
         if jax.process_index() == 0:
             run_directory.write_run_files(own, path, job.tokenizer, job.facts)
-        finish(own, path, work, predict, of_one.params)
+        finish(own, path, work, predict, int(of_one.step), of_one.params)
 
 
 def evaluate_trial(
@@ -310,7 +311,9 @@ def evaluate_trial(
     return results
 
 
-def finish(config: ConfigDict, workdir: Path, work: Work, predict: Predict, params: Params) -> None:
+def finish(
+    config: ConfigDict, workdir: Path, work: Work, predict: Predict, step: int, params: Params
+) -> None:
     """Predictions of all splits, and `results.json`."""
     task, results = work.task, {}
     for split in work.splits:
@@ -323,7 +326,7 @@ def finish(config: ConfigDict, workdir: Path, work: Work, predict: Predict, para
             scores = ", ".join(f"{name} {x:.4f}" for name, x in results[split.name].items())
             log_line(f"{split.name}: {scores}")
     if jax.process_index() == 0:
-        content = {"task": task.name, "seed": config.seed, "scores": results}
+        content = {"task": task.name, "seed": config.seed, "step": step, "scores": results}
         write_text(workdir / RESULTS, json.dumps(content, indent=2) + "\n")
 
 

@@ -10,10 +10,8 @@ description.
 """
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -316,20 +314,3 @@ def canonical(name: str) -> str:
 def without_a_place(name: str) -> str | None:
     """Why the tensor of this canonical name is not used, if it is known to be of no use."""
     return next((why for pattern, why in WITHOUT_A_PLACE if re.search(pattern, name)), None)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-      UserError: the file is missing or holds something else.
-    """
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not readable as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: holds no JSON object")
-    return content

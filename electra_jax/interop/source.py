@@ -20,11 +20,13 @@ from electra_jax.config import num_heads
 from electra_jax.data import tokenizer as tokenizers
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
+from electra_jax.files import read_json
 from electra_jax.interop import huggingface, tensorflow1
 from electra_jax.interop.tensor_bundle import Entry, read_index
 from electra_jax.interop.tokenizer_files import read_tokenizer
 from electra_jax.modeling.electra import Params, path_name
 from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.workdir import chosen_step
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5")  # other formats of the same weights
@@ -100,8 +102,8 @@ def _nothing_to_read(path: Path) -> UserError:
 
 
 def _read_run(path: Path) -> Source:
-    _, params = restore_params(path / "checkpoints")
-    rates = rates_of(huggingface.read_json(path / "config.json"))
+    _, params = restore_params(path / "checkpoints", chosen_step(path))
+    rates = rates_of(read_json(path / "config.json"))
     networks = {}
     for part, tower in parts_of(params).items():
         tensors = huggingface.to_huggingface(tower, part)
@@ -160,7 +162,7 @@ def config_of(params: Params, rates: Mapping[str, float]) -> EncoderConfig:
 
 def _read_huggingface(directory: Path) -> Source:
     path = directory / "config.json"
-    content = huggingface.read_json(path)
+    content = read_json(path)
     try:
         config = huggingface.from_config(content)
     except UserError as error:
@@ -199,7 +201,7 @@ def _weight_files(directory: Path) -> list[Path]:
     if (directory / WEIGHTS).is_file():
         return [directory / WEIGHTS]
     path = directory / WEIGHTS_INDEX
-    names = huggingface.read_json(path).get("weight_map", {})
+    names = read_json(path).get("weight_map", {})
     files = sorted({str(name) for name in names.values()}) if isinstance(names, dict) else []
     for name in files:
         if Path(name).name != name or not (directory / name).is_file():

@@ -17,7 +17,7 @@ from electra_jax.data.sentencepiece import SPACE, SentencePiece
 from electra_jax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from electra_jax.data.wordpiece import CONTINUATION, WordPiece
 from electra_jax.errors import UserError
-from electra_jax.interop.huggingface import read_json
+from electra_jax.files import read_json
 
 SPECIAL_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 MAX_WORD_CHARS = 100  # Hugging Face's default, where the original has 200
