@@ -21,7 +21,7 @@ from electra_jax.checkpoint import restore_params
 from electra_jax.data.loader import train_batch
 from electra_jax.errors import UserError
 from electra_jax.finetune import trials
-from electra_jax.finetune.buckets import choose_widths, make_buckets
+from electra_jax.finetune.buckets import choose_widths, make_buckets, trimmed
 from electra_jax.finetune.config import get_config, validate
 from electra_jax.finetune.objective import FineTuning
 from electra_jax.finetune.trials import FeatureRows, Split, predict_split
@@ -92,6 +92,19 @@ def test_rows_are_cut_to_one_of_few_widths():
     assert wide == 50
     assert cost(narrow) == min(cost(width) for width in range(8, 50, 8))
     assert buckets.mean_width == cost(narrow) / 80
+
+
+@pytest.mark.parametrize("longest, width", [(3, 32), (32, 32), (33, 64), (70, 96)])
+def test_what_is_padding_in_all_rows_is_not_predicted(longest, width):
+    lengths = np.array([3, longest])
+    arrays = {
+        "piece_ids": (np.arange(96) < lengths[:, None]).astype(np.int32),
+        "label": np.zeros((2, 96), np.float32),
+    }
+    found = trimmed(arrays)
+    assert found["piece_ids"].sum() == 3 + longest
+    assert found["piece_ids"].shape == (2, width)
+    assert found["label"].shape == (2, 96)
 
 
 def test_widths_have_rows_enough():

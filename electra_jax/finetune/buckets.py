@@ -7,6 +7,7 @@ import numpy as np
 from electra_jax.prediction import Arrays, FeatureRows
 
 MULTIPLE = 8  # widths are multiples of it, as accelerators like them
+NARROWEST = 32  # of widths to predict with
 MIN_BATCHES = 8  # that rows of a width are enough for: else some would come too often
 
 
@@ -90,6 +91,16 @@ def choose_widths(lengths: np.ndarray, num_widths: int, min_rows: int) -> tuple[
             best[end] = min(option, best.get(end, option))
         complete += [best[last]] if last in best else []
     return min(complete)[1]
+
+
+def trimmed(arrays: Arrays) -> Arrays:
+    """Features to predict, without most of the columns that hold nothing but padding.
+
+    Widths are powers of two, so that there are few to compile for.
+    """
+    longest = int(arrays["piece_ids"].sum(axis=1).max(initial=1))
+    width = max(NARROWEST, 1 << (longest - 1).bit_length())
+    return {name: cut(x, width) for name, x in arrays.items()}
 
 
 def cut(x: np.ndarray, width: int) -> np.ndarray:

@@ -72,6 +72,8 @@ class Task(ABC):
 
     `qa` has `allowed` int32 [N, L] in any case: where an answer may start or end (spec 6.4).
 
+    L is `max_length`, or less where no row needs so much.
+
     Outputs of the network are float32 arrays with as many rows as the features, in the same order:
 
         classification, multilabel   logits [N, C]
@@ -108,7 +110,7 @@ class Task(ABC):
     def features(
         self, examples: Sequence[Any], tokenizer: Tokenizer, max_length: int, training: bool
     ) -> Arrays:
-        """The rows that the network sees, each of length `max_length` (L).
+        """The rows that the network sees, each of length `max_length`.
 
         Args:
           examples: of one split.

@@ -20,7 +20,7 @@ from electra_jax.data import loader
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.files import write_text
-from electra_jax.finetune.buckets import make_buckets
+from electra_jax.finetune.buckets import make_buckets, trimmed
 from electra_jax.finetune.config import SIZES, layerwise_decay, learning_rate, validate
 from electra_jax.finetune.glue import GlueTask
 from electra_jax.finetune.objective import FineTuning
@@ -118,7 +118,7 @@ def read_split(
 ) -> tuple[Sequence, Arrays]:
     """Examples and features to predict."""
     examples = task.read(name)
-    return examples, task.features(examples, tokenizer, max_length, training=False)
+    return examples, trimmed(task.features(examples, tokenizer, max_length, training=False))
 
 
 def make_task(config: ConfigDict, log: Log = log_line) -> Task:
