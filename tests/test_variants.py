@@ -164,6 +164,43 @@ def test_replace_mlm_equals_a_recomputation():
     np.testing.assert_array_equal(pairs["reconstruction_accuracy"], [hits, len(labels)])
 
 
+def test_policy_loss_equals_a_recomputation():
+    """Its log-probability is that of the distribution which is sampled from."""
+    objective = dataclasses.replace(
+        tiny.objective("adversarial", init_stddev=0.2), temperature=2.0, disallow_correct=True
+    )
+    params, batch = init(objective), FOUR
+    masked = mask(objective, batch)
+
+    @jax.jit
+    def parts(params):
+        model = objective.bind(params)
+        states = model.generator_states(
+            masked.masked_ids, context(batch), masked.masked_positions, None
+        )
+        logits = model.propose(states)
+        samples, corrupted = objective.corrupt(logits, batch, masked, SAMPLES, None)
+        verdicts = model.discriminate(corrupted, context(batch), None)
+        verdicts, is_replaced = (
+            jnp.take_along_axis(x, masked.masked_positions, axis=1)
+            for x in (verdicts, corrupted != batch["input_ids"])
+        )
+        return logits, samples, verdicts, is_replaced, model.generator.baseline(states)[..., 0]
+
+    used = np.asarray(masked.weights) > 0
+    logits, samples, verdicts, is_replaced, baseline = (
+        np.asarray(x)[used].astype(np.float64) for x in parts(params)
+    )
+    rows, labels = np.arange(len(logits)), np.asarray(masked.labels)[used]
+    logits /= 2.0
+    logits[rows, labels] = -np.inf
+    log_probability = logits[rows, samples.astype(int)] - np.log(np.exp(logits).sum(axis=-1))
+    reward = np.log1p(np.exp(np.where(is_replaced, -verdicts, verdicts)))
+    expected = -((reward - np.log1p(np.exp(-baseline))) * log_probability).sum()
+    pairs = sums(objective, params, batch, masked)
+    np.testing.assert_allclose(pairs["policy_loss"], [expected, len(rows)], rtol=1e-5)
+
+
 # Equivalences
 
 
