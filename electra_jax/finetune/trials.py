@@ -41,6 +41,7 @@ from electra_jax.train import IsStopped, Job, Log, log_line
 from electra_jax.workdir import RESULTS
 from electra_jax.writer import read_metrics
 
+Predictions = dict[str, list]  # of each split
 INPUTS = ("input_ids", "piece_ids", "position_ids", "token_type_ids", "allowed")
 
 
@@ -232,9 +233,12 @@ def run_trial(config: ConfigDict, workdir: Path, work: Work, interruption: Inter
     """One seed: train, then predict and score all splits."""
     objective = make_objective(config, work.task)
     predict = parallel.make_predict(parallel.make_mesh(config.parallel), objective.outputs)
+    newest: Predictions = {}
 
     def evaluate(_, params: Params, is_stopped: IsStopped) -> dict[str, float] | None:
-        return evaluate_trial(work, predict, params, config.batch_size, is_stopped)
+        found = predict_splits(work, work.task.eval_splits, predict, params, config, is_stopped)
+        newest.update(found or {})
+        return found and metrics(work, found)
 
     job = make_job(config, objective, work, (config.seed,), evaluate)
     state = train.run(config, workdir, job, interruption)
@@ -244,7 +248,8 @@ def run_trial(config: ConfigDict, workdir: Path, work: Work, interruption: Inter
         log_line(f"predicting with step {step:,}, the best by {job.keep_best}")
         _, best = restore_params(workdir / "checkpoints", step)
         params = jax.device_put(best, jax.tree.map(lambda x: x.sharding, params))
-    finish(config, workdir, work, predict, step, params)
+        newest.clear()
+    finish(config, workdir, work, predict, step, params, newest)
 
 
 def run_together(
@@ -268,17 +273,19 @@ def run_together(
         lambda tree, place: jax.tree.map(lambda x: x[place], tree), static_argnames="place"
     )
     seeds = tuple(config.seed + number for number in group)
+    newest: list[Predictions] = [{} for _ in group]
 
     def evaluate(_, params: Params, is_stopped: IsStopped) -> dict[str, float] | None:
         """Means over the trials."""
-        found = []
-        for place in range(len(seeds)):
+        results = []
+        for place, of_this in enumerate(newest):
             of_one = one_of(params, place=place)
-            scores = evaluate_trial(work, predict, of_one, config.batch_size, is_stopped)
-            if scores is None:
+            found = predict_splits(work, work.task.eval_splits, predict, of_one, config, is_stopped)
+            if found is None:
                 return None
-            found.append(scores)
-        return {name: float(np.mean([scores[name] for scores in found])) for name in found[0]}
+            of_this.update(found)
+            results.append(metrics(work, found))
+        return {name: float(np.mean([result[name] for result in results])) for name in results[0]}
 
     job = make_job(config, objective, work, seeds, evaluate)
     together = workdir / f"trials_{group[0]}_to_{group[-1]}"
@@ -291,42 +298,72 @@ def run_together(
                 checkpoints.save(int(of_one.step), of_one, {}, {})
         if jax.process_index() == 0:
             run_directory.write_run_files(own, path, job.tokenizer, job.facts)
-        finish(own, path, work, predict, int(of_one.step), of_one.params)
+        finish(own, path, work, predict, int(of_one.step), of_one.params, newest[place])
 
 
-def evaluate_trial(
-    work: Work, predict: Predict, params: Params, batch_size: int, is_stopped: IsStopped
-) -> dict[str, float] | None:
-    """Scores of the labelled splits by `eval/NAME`, of all but the first by `eval/SPLIT/NAME`."""
-    task, results = work.task, {}
+def predict_splits(
+    work: Work,
+    names: Sequence[str],
+    predict: Predict,
+    params: Params,
+    config: ConfigDict,
+    is_stopped: IsStopped = lambda: False,
+) -> Predictions | None:
+    """Predictions for the splits in `names`; None where `is_stopped` has said so."""
+    found = {}
     for split in work.splits:
-        if split.name in task.eval_splits:
-            outputs = predict_split(predict, params, split, batch_size, is_stopped)
+        if split.name in names:
+            outputs = predict_split(predict, params, split, config.batch_size, is_stopped)
             if outputs is None:
                 return None
-            predictions = task.predict(split.examples, split.features, outputs)
-            prefix = "" if split.name == task.eval_splits[0] else f"{split.name}/"
-            scores = task.score(split.examples, predictions)
-            results |= {f"eval/{prefix}{name}": value for name, value in scores.items()}
-    return results
+            found[split.name] = work.task.predict(split.examples, split.features, outputs)
+    return found
+
+
+def metrics(work: Work, found: Predictions) -> dict[str, float]:
+    """Scores of the labelled splits by `eval/NAME`, of all but the first by `eval/SPLIT/NAME`."""
+    first, *_ = work.task.eval_splits or ("",)
+    return {
+        f"eval/{name}" if split == first else f"eval/{split}/{name}": value
+        for split, scores in scores_of(work, found).items()
+        for name, value in scores.items()
+    }
+
+
+def scores_of(work: Work, found: Predictions) -> dict[str, dict[str, float]]:
+    """Of each labelled split."""
+    task = work.task
+    return {
+        split.name: task.score(split.examples, found[split.name])
+        for split in work.splits
+        if split.name in task.eval_splits
+    }
 
 
 def finish(
-    config: ConfigDict, workdir: Path, work: Work, predict: Predict, step: int, params: Params
+    config: ConfigDict,
+    workdir: Path,
+    work: Work,
+    predict: Predict,
+    step: int,
+    params: Params,
+    known: Predictions,
 ) -> None:
-    """Predictions of all splits, and `results.json`."""
-    task, results = work.task, {}
-    for split in work.splits:
-        outputs = predict_split(predict, params, split, config.batch_size)
-        predictions = task.predict(split.examples, split.features, outputs)
-        if jax.process_index() == 0:
-            task.write(predictions, workdir / "predictions", split.name)
-        if split.name in task.eval_splits:
-            results[split.name] = task.score(split.examples, predictions)
-            scores = ", ".join(f"{name} {x:.4f}" for name, x in results[split.name].items())
-            log_line(f"{split.name}: {scores}")
+    """Predictions of all splits, and `results.json`.
+
+    Args:
+      step, params: of the checkpoint that predicts.
+      known: what it has predicted already.
+    """
+    missing = [split.name for split in work.splits if split.name not in known]
+    found = known | predict_splits(work, missing, predict, params, config)
+    scores = scores_of(work, found)
+    for name, of_split in scores.items():
+        log_line(f"{name}: {', '.join(f'{metric} {x:.4f}' for metric, x in of_split.items())}")
     if jax.process_index() == 0:
-        content = {"task": task.name, "seed": config.seed, "step": step, "scores": results}
+        for name, predictions in found.items():
+            work.task.write(predictions, workdir / "predictions", name)
+        content = {"task": work.task.name, "seed": config.seed, "step": step, "scores": scores}
         write_text(workdir / RESULTS, json.dumps(content, indent=2) + "\n")
 
 
