@@ -30,7 +30,7 @@ WEIGHTS = flags.DEFINE_string(
     "weights", None, "Hugging Face directory of the encoder", required=True, flag_values=FLAGS
 )
 MAX_LENGTH = flags.DEFINE_integer("max_length", 128, "tokens in a row", flag_values=FLAGS)
-STEPS = flags.DEFINE_integer("steps", 60, "timed steps of each", flag_values=FLAGS)
+STEPS = flags.DEFINE_integer("steps", 40, "timed steps of each", flag_values=FLAGS)
 THREADS = flags.DEFINE_integer("threads", 2, "CPU threads of PyTorch", flag_values=FLAGS)
 Batch = dict[str, np.ndarray]
 
