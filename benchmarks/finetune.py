@@ -125,7 +125,8 @@ def main() -> None:
     for begin in buckets.groups[:-1]:
         indices = np.full(config.batch_size, begin)
         ours(buckets.batch(indices) | {"row": np.arange(config.batch_size, dtype=np.int32)})
-    print(f"{TASK.value}: compiled for {buckets.widths} tokens in {time.perf_counter() - started:.1f} s")
+    compiling = time.perf_counter() - started
+    print(f"{TASK.value}: compiled for {buckets.widths} tokens in {compiling:.1f} s")
     steps = {
         "electra_jax": (ours, batches(buckets, config.batch_size)),
         "PyTorch": (theirs, batches(trials.FeatureRows(features), config.batch_size)),

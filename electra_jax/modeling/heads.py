@@ -5,6 +5,7 @@ outputs are float32.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +89,11 @@ class TwoLayers(nnx.Module):
 
     def __call__(self, x: Float[Array, "*dims features"]) -> Float[Array, "*dims"]:
         """Float32 logits."""
-        return self.output(gelu(self.dense(x)))[..., 0].astype(jnp.float32)
+        return self.second(self.dense(x))
+
+    def second(self, x: Float[Array, "*dims width"]) -> Float[Array, "*dims"]:
+        """Float32 logits, from the first layer's outputs."""
+        return self.output(gelu(x))[..., 0].astype(jnp.float32)
 
 
 class JointSpanHead(nnx.Module):
@@ -112,9 +117,24 @@ class JointSpanHead(nnx.Module):
         allowed: Int[Array, "B L"],
     ) -> Float[Array, "B L"]:
         """Scores of every position as the end of the answer that begins at `start`."""
-        begin = jnp.take_along_axis(hidden, start[:, None, None], axis=1)
-        pairs = jnp.concatenate([jnp.broadcast_to(begin, hidden.shape), hidden], axis=-1)
-        return only_allowed(self.end(pairs), allowed)
+        return self.ends(hidden, allowed)(start)
+
+    def ends(
+        self, hidden: Float[Array, "B L H"], allowed: Int[Array, "B L"]
+    ) -> Callable[[Int[Array, "B"]], Float[Array, "B L"]]:
+        """A function from starts to the scores of every position as the end.
+
+        The first layer reads the states of start and end side by side. It is linear, so their parts
+        are computed apart: that of the end once, however many starts there are.
+        """
+        of_start, of_end = jnp.split(self.end.dense.kernel[...], 2)  # each [H, SPAN_WIDTH]
+        of_end = hidden @ of_end + self.end.dense.bias[...][None, None]
+
+        def scores(start: Int[Array, "B"]) -> Float[Array, "B L"]:
+            begin = jnp.take_along_axis(hidden, start[:, None, None], axis=1)
+            return only_allowed(self.end.second(begin @ of_start + of_end), allowed)
+
+        return scores
 
     def answerable_logit(
         self, hidden: Float[Array, "B L H"], start_logits: Float[Array, "B L"]
@@ -135,11 +155,12 @@ class JointSpanHead(nnx.Module):
         start_logits = self.start_logits(hidden, allowed)
         start_log_prob, start_top = jax.lax.top_k(jax.nn.log_softmax(start_logits), size)
 
-        def ends(start: Int[Array, "B"]) -> list[Array]:
-            logits = self.end_logits(hidden, start, allowed)
-            return jax.lax.top_k(jax.nn.log_softmax(logits), size)
+        scores = self.ends(hidden, allowed)
 
-        end_log_prob, end_top = jax.lax.map(ends, start_top.T)  # one start at a time: [K, B, K]
+        def best(start: Int[Array, "B"]) -> list[Array]:
+            return jax.lax.top_k(jax.nn.log_softmax(scores(start)), size)
+
+        end_log_prob, end_top = jax.lax.map(best, start_top.T)  # one start at a time: [K, B, K]
         return {
             "start_top": start_top,
             "start_log_prob": start_log_prob,
