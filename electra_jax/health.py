@@ -16,7 +16,6 @@ NO_AUC = 0.05  # distance from 0.5
 OUTRUN = 0.05  # how far the AUC is below its best
 LEARNS_NOTHING = 0.95  # of the loss of guessing
 PADDING = 0.2  # share of the tokens in a row
-LEAST = 100  # steps: a run that only tries whether all works has learnt nothing
 WINDOWS = 10  # that a spike is compared with
 
 
@@ -124,8 +123,7 @@ def begin_of(num_steps: int, warmup_steps: int, switch_step: int) -> int:
     Args:
       switch_step: with which the discriminator's training begins.
     """
-    third = (num_steps - switch_step) // 3
-    return switch_step + max(LEAST, min(third, 5 * max(warmup_steps, 1000)))
+    return switch_step + min((num_steps - switch_step) // 3, 5 * max(warmup_steps, 1000))
 
 
 def spike(name: str, step: int, value: float, before: list[float]) -> str:
