@@ -75,7 +75,8 @@ def export(
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out is {out}, which exists; allowed: a new or empty directory")
-    step, params = restore_params(workdir / "checkpoints", step or chosen_step(workdir))
+    step = chosen_step(workdir) if step is None else step
+    step, params = restore_params(workdir / "checkpoints", step)
     run = read_json(workdir / "config.json")
     tokenizer = tokenizers.load(workdir / "tokenizer")
     part, tower, problem = chosen(workdir, run, params, part)

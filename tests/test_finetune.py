@@ -20,7 +20,7 @@ from electra_jax import parallel, pretrain
 from electra_jax.checkpoint import restore_params
 from electra_jax.data.loader import train_batch
 from electra_jax.errors import UserError
-from electra_jax.finetune import trials
+from electra_jax.finetune import answers, trials
 from electra_jax.finetune.buckets import choose_widths, make_buckets, trimmed
 from electra_jax.finetune.config import get_config, validate
 from electra_jax.finetune.objective import FineTuning
@@ -306,6 +306,8 @@ def test_best_checkpoint_predicts_and_patience_ends_the_training(place):
     ]
     np.testing.assert_array_equal(*tables)
     assert not np.array_equal(tables[0], newest_params["embeddings"]["word"])
+    with pytest.raises(UserError, match="there is no checkpoint of step 0"):
+        answers.load(place / "patient", 0, 8)
 
 
 def main(place: Path, devices: int, *flags: str) -> subprocess.CompletedProcess:

@@ -49,7 +49,8 @@ def load(workdir: Path, step: int | None, batch_size: int) -> tuple[Task, Respon
     for split in (TRAIN, "dev", "test"):
         config.data[split] = ""
     task = make_task(config, log=lambda line: None)  # of files that are not needed
-    _, params = restore_params(workdir / "checkpoints", step or chosen_step(workdir))
+    step = chosen_step(workdir) if step is None else step
+    _, params = restore_params(workdir / "checkpoints", step)
     tokenizer = tokenizers.load(workdir / "tokenizer")
     mesh = parallel.make_mesh(get_config().parallel)  # the devices here, not those of the training
     predict = parallel.make_predict(mesh, make_objective(config, task).outputs)
