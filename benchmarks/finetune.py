@@ -9,19 +9,17 @@ alternate, so that what else the machine does hits both; the ratio of the sums i
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import numpy as np
 from absl import flags
 
 from electra_jax import cli, parallel
-from electra_jax.data import loader
 from electra_jax.finetune import trials
-from electra_jax.finetune.buckets import make_buckets
 from electra_jax.finetune.config import get_config
 from electra_jax.interop.pretrained import load_encoder
-from electra_jax.optimizer import OptimizerConfig
+from electra_jax.train import Job
 
 FLAGS = flags.FlagValues()
 SOURCE = flags.DEFINE_string("source", "glue", "directory of the GLUE files", flag_values=FLAGS)
@@ -35,14 +33,10 @@ THREADS = flags.DEFINE_integer("threads", 2, "CPU threads of PyTorch", flag_valu
 Batch = dict[str, np.ndarray]
 
 
-def our_step(config, work: trials.Work) -> Callable[[Batch], None]:
+def our_step(config, job: Job) -> Callable[[Batch], None]:
     """One compiled train step, as in a run."""
-    objective = trials.make_objective(config, work.task)
-    options = dict(config.optimizer)
-    del options["warmup_fraction"]
-    optimizer = OptimizerConfig(num_steps=1000, warmup_steps=100, **options)
     mesh = parallel.make_mesh(config.parallel)
-    program = parallel.make_program(mesh, objective, optimizer, config.seed)
+    program = parallel.make_program(mesh, job.objective, job.optimizer, config.seed)
     state = program.init()
 
     def step(batch: Batch) -> None:
@@ -94,12 +88,12 @@ def torch_step(config, work: trials.Work) -> Callable[[Batch], None]:
     return step
 
 
-def batches(rows: loader.Rows, batch_size: int) -> Iterator[Batch]:
-    """As in a run with seed 0: of each group in turn, where there are groups."""
-    weights = np.diff(rows.groups).astype(float).tolist()
-    return loader.train_batches(
-        rows, 0, 10**6, batch_size=batch_size, seed=0, weights=weights, one_group=True
-    )
+def make_job(config, work: trials.Work, length_buckets: int) -> Job:
+    """That of a run, for its optimizer and its batches."""
+    config = config.copy_and_resolve_references()
+    config.data.length_buckets = length_buckets
+    objective = trials.make_objective(config, work.task)
+    return trials.make_job(config, objective, work, (config.seed,), lambda *_: None)
 
 
 def main() -> None:
@@ -116,20 +110,23 @@ def main() -> None:
     features = task.features(
         task.read("train"), pretrained.tokenizer, MAX_LENGTH.value, training=True
     )
-    del features["example"]
     config = trials.complete(config, task, pretrained.encoder_config, len(features["label"]))
     work = trials.Work(task, pretrained, features, ())
-    buckets = make_buckets(features, config.data.length_buckets, config.batch_size)
-    ours, theirs = our_step(config, work), torch_step(config, work)
-    started = time.perf_counter()
-    for begin in buckets.groups[:-1]:
-        indices = np.full(config.batch_size, begin)
-        ours(buckets.batch(indices) | {"row": np.arange(config.batch_size, dtype=np.int32)})
+    job, shuffled = make_job(config, work, config.data.length_buckets), make_job(config, work, 1)
+    ours, theirs = our_step(config, job), torch_step(config, work)
+    widths = job.facts["data"]["padded to"].split(" or ")
+    started, compiled = time.perf_counter(), set()
+    for batch in job.batches(0, (0, 1)):
+        if len(compiled) == len(widths):
+            break
+        if batch["input_ids"].shape not in compiled:
+            ours(batch)
+            compiled.add(batch["input_ids"].shape)
     compiling = time.perf_counter() - started
-    print(f"{TASK.value}: compiled for {buckets.widths} tokens in {compiling:.1f} s")
+    print(f"{TASK.value}: compiled for {', '.join(widths)} tokens in {compiling:.1f} s")
     steps = {
-        "electra_jax": (ours, batches(buckets, config.batch_size)),
-        "PyTorch": (theirs, batches(trials.FeatureRows(features), config.batch_size)),
+        "electra_jax": (ours, job.batches(0, (0, 1))),
+        "PyTorch": (theirs, shuffled.batches(0, (0, 1))),
     }
     seconds = dict.fromkeys(steps, 0.0)
     for number in range(STEPS.value + 2):
