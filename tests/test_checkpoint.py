@@ -177,13 +177,9 @@ def two(tmp_path_factory) -> Path:
     return directory
 
 
-def largest(directory: Path) -> Path:
-    return max(directory.rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
-
-
 DAMAGE = {
-    "truncated values": lambda step: os.truncate(largest(step), 1000),
-    "missing values": lambda step: largest(step).unlink(),
+    "truncated values": lambda step: [os.truncate(path, 1000) for path in tiny.value_files(step)],
+    "missing values": lambda step: [path.unlink() for path in tiny.value_files(step)],
     "truncated index": lambda step: os.truncate(step / "state" / "manifest.ocdbt", 20),
     "missing state": lambda step: shutil.rmtree(step / "state"),
     "empty provenance": lambda step: os.truncate(step / "provenance" / "metadata", 0),

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -180,3 +181,8 @@ def flat(tree) -> dict[str, np.ndarray]:
         jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
+
+
+def value_files(checkpoint: Path) -> list[Path]:
+    """Where the arrays of a checkpoint are. Which of them lie in which file is left to chance."""
+    return list(checkpoint.glob("state/ocdbt.process_*/d/*"))
