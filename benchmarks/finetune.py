@@ -15,10 +15,12 @@ import jax
 import numpy as np
 from absl import flags
 
-from electra_jax import cli, parallel
+from electra_jax import cli
 from electra_jax.finetune import trials
 from electra_jax.finetune.config import get_config
+from electra_jax.finetune.task import Task
 from electra_jax.interop.pretrained import load_encoder
+from electra_jax.parallel import Program
 from electra_jax.train import Job
 
 FLAGS = flags.FlagValues()
@@ -33,10 +35,8 @@ THREADS = flags.DEFINE_integer("threads", 2, "CPU threads of PyTorch", flag_valu
 Batch = dict[str, np.ndarray]
 
 
-def our_step(config, job: Job) -> Callable[[Batch], None]:
+def our_step(program: Program) -> Callable[[Batch], None]:
     """One compiled train step, as in a run."""
-    mesh = parallel.make_mesh(config.parallel)
-    program = parallel.make_program(mesh, job.objective, job.optimizer, config.seed)
     state = program.init()
 
     def step(batch: Batch) -> None:
@@ -47,7 +47,7 @@ def our_step(config, job: Job) -> Callable[[Batch], None]:
     return step
 
 
-def torch_step(config, work: trials.Work) -> Callable[[Batch], None]:
+def torch_step(config, task: Task) -> Callable[[Batch], None]:
     """The same in PyTorch."""
     import torch
     from transformers import AutoModel
@@ -59,7 +59,7 @@ def torch_step(config, work: trials.Work) -> Callable[[Batch], None]:
         hidden_dropout_prob=config.model.dropout,
         attention_probs_dropout_prob=config.model.attention_dropout,
     ).train()
-    num_outputs = max(1, len(work.task.head.labels))
+    num_outputs = max(1, len(task.head.labels))
     head = torch.nn.Sequential(
         torch.nn.Dropout(config.model.dropout),
         torch.nn.Linear(config.model.hidden_size, num_outputs),
@@ -76,7 +76,7 @@ def torch_step(config, work: trials.Work) -> Callable[[Batch], None]:
         states = encoder(input_ids=ids, attention_mask=real, token_type_ids=types)
         outputs = head(states.last_hidden_state[:, 0])
         labels = torch.from_numpy(batch["label"])
-        if work.task.head.kind == "regression":
+        if task.head.kind == "regression":
             loss = torch.nn.functional.mse_loss(outputs[:, 0], labels)
         else:
             loss = torch.nn.functional.cross_entropy(outputs, labels.long())
@@ -88,12 +88,12 @@ def torch_step(config, work: trials.Work) -> Callable[[Batch], None]:
     return step
 
 
-def make_job(config, work: trials.Work, length_buckets: int) -> Job:
-    """That of a run, for its optimizer and its batches."""
+def make_job(config, length_buckets: int, *parts) -> Job:
+    """That of a run, for its program and its batches; `parts` are those of `trials.make_work`."""
     config = config.copy_and_resolve_references()
     config.data.length_buckets = length_buckets
-    objective = trials.make_objective(config, work.task)
-    return trials.make_job(config, objective, work, (config.seed,), lambda *_: None)
+    work = trials.make_work(config, *parts, splits=())
+    return trials.make_job(config, work, work.program, (config.seed,), lambda *_: None)
 
 
 def main() -> None:
@@ -111,9 +111,9 @@ def main() -> None:
         task.read("train"), pretrained.tokenizer, MAX_LENGTH.value, training=True
     )
     config = trials.complete(config, task, pretrained.encoder_config, len(features["label"]))
-    work = trials.Work(task, pretrained, features, ())
-    job, shuffled = make_job(config, work, config.data.length_buckets), make_job(config, work, 1)
-    ours, theirs = our_step(config, job), torch_step(config, work)
+    parts = task, pretrained, features
+    job, shuffled = (make_job(config, n, *parts) for n in (config.data.length_buckets, 1))
+    ours, theirs = our_step(job.program), torch_step(config, task)
     widths = job.facts["data"]["padded to"].split(" or ")
     started, compiled = time.perf_counter(), set()
     for batch in job.batches(0, (0, 1)):

@@ -128,15 +128,8 @@ def examine(config: ConfigDict, topology: str | None, num_slices: int = 1) -> di
     counts = np.ones(tokenizer.vocab_size, np.int64)  # of what, does not matter here
     objective = make_objective(config, tokenizer, counts)
     mesh = parallel.make_mesh(config.parallel, devices)
-    program = parallel.make_program(
-        mesh,
-        objective,
-        OptimizerConfig(num_steps=config.num_train_steps, **config.optimizer),
-        config.seed,
-        config.num_microbatches,
-        config.parallel.api,
-        config.parallel.shard_optimizer,
-    )
+    optimizer = OptimizerConfig(num_steps=config.num_train_steps, **config.optimizer)
+    program = parallel.program_of(config, mesh, objective, optimizer)
     length = config.data.sequence_length
     per_token = train_flops_per_token(
         objective.model,

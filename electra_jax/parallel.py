@@ -184,6 +184,37 @@ def on_own_rows(objective: Objective, stored: Params, scattered: Params) -> Obje
 
 
 @dataclasses.dataclass(frozen=True)
+class Seeded:
+    """A compiled function whose last argument is a seed, together with that seed.
+
+    As a constant in it, each seed would need a compilation of its own.
+
+    Attributes:
+      seed: uint32, [], or [T] for T trials at once.
+      sharding: puts the seed on every device.
+    """
+
+    compiled: Callable
+    seed: np.ndarray
+    sharding: NamedSharding
+
+    @functools.cached_property
+    def placed(self) -> Array:
+        """The seed on the devices. Those that are only compiled for can hold none."""
+        with jax.transfer_guard("allow"):  # see `place`
+            return jax.make_array_from_process_local_data(self.sharding, self.seed)
+
+    def __call__(self, *arguments):
+        """Calls the function, with the seed."""
+        return self.compiled(*arguments, self.placed)
+
+    def lower(self, *arguments) -> jax.stages.Lowered:
+        """The function for arguments of these shapes, ready to be compiled."""
+        seed = jax.ShapeDtypeStruct(self.seed.shape, self.seed.dtype, sharding=self.sharding)
+        return self.compiled.lower(*arguments, seed)
+
+
+@dataclasses.dataclass(frozen=True)
 class Program:
     """The functions of a run, compiled for its devices.
 
@@ -197,11 +228,19 @@ class Program:
     """
 
     abstract_state: TrainState
-    init: Callable[[], TrainState]
-    train_step: Callable[[TrainState, Batch], tuple[TrainState, Sums]]
-    eval_step: Callable[[Params, Batch], Sums]
+    init: Seeded
+    train_step: Seeded
+    eval_step: Seeded
     place: Callable[[dict[str, np.ndarray]], Batch]
     share: tuple[int, int]
+
+    def with_seed(self, seed: int) -> "Program":
+        """That of another run: what is compiled for one is compiled for both."""
+        functions = {
+            name: dataclasses.replace(getattr(self, name), seed=np.asarray(seed, np.uint32))
+            for name in ("init", "train_step", "eval_step")
+        }
+        return dataclasses.replace(self, **functions)
 
 
 def make_program(
@@ -214,8 +253,8 @@ def make_program(
     shard_optimizer: bool = False,
 ) -> Program:
     """Compile-ready functions for `mesh`, carried by `jax.jit` or by `jax.pmap`."""
-    init = functools.partial(init_state, objective, optimizer, seed)
-    state = jax.eval_shape(init)
+    init = functools.partial(init_state, objective, optimizer)
+    state = jax.eval_shape(init, np.asarray(seed, np.uint32))
     if api == "pmap":  # its own mesh has one axis; any other would be compiled for once more
         mesh = jax.make_mesh(
             (mesh.size,), ("data",), axis_types=(AxisType.Auto,), devices=list(mesh.devices.flat)
@@ -232,13 +271,12 @@ def make_program(
         train_step,
         objective=objective,
         optimizer=optimizer,
-        seed=seed,
         num_microbatches=num_microbatches,
     )
-    evaluate = functools.partial(eval_step, objective=objective, seed=seed)
+    evaluate = functools.partial(eval_step, objective=objective)
     if api == "pmap":
         pmap = functools.partial(
-            jax.pmap, axis_name="data", in_axes=(None, 0), devices=list(mesh.devices.flat)
+            jax.pmap, axis_name="data", in_axes=(None, 0, None), devices=list(mesh.devices.flat)
         )
         train = pmap(
             functools.partial(train, axis_name="data"), out_axes=(None, None), donate_argnums=0
@@ -247,22 +285,42 @@ def make_program(
     else:
         train = jax.jit(
             train,
-            in_shardings=(layout, rows),
+            in_shardings=(layout, rows, everywhere),
             out_shardings=(layout, everywhere),
             donate_argnums=0,
         )
-        evaluate = jax.jit(evaluate, in_shardings=(layout.params, rows), out_shardings=everywhere)
+        evaluate = jax.jit(
+            evaluate,
+            in_shardings=(layout.params, rows, everywhere),
+            out_shardings=everywhere,
+        )
+    seeded = functools.partial(Seeded, seed=np.asarray(seed, np.uint32), sharding=everywhere)
     return Program(
         abstract_state=jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
             state,
             layout,
         ),
-        init=jax.jit(init, out_shardings=layout),
-        train_step=train,
-        eval_step=evaluate,
+        init=seeded(jax.jit(init, out_shardings=layout)),
+        train_step=seeded(train),
+        eval_step=seeded(evaluate),
         place=functools.partial(place, sharding=rows, per_device=api == "pmap"),
         share=share_of_rows(rows),
+    )
+
+
+def program_of(
+    config: ConfigDict, mesh: Mesh, objective: Objective, optimizer: OptimizerConfig
+) -> Program:
+    """`make_program` as a run's configuration wants it."""
+    return make_program(
+        mesh,
+        objective,
+        optimizer,
+        config.seed,
+        config.num_microbatches,
+        config.parallel.api,
+        config.parallel.shard_optimizer,
     )
 
 
@@ -285,29 +343,29 @@ def make_trials_program(
     )
     key_seeds = np.array(seeds, np.uint32)
 
-    def train(state: TrainState, batch: Batch) -> tuple[TrainState, Sums]:
-        state, sums = jax.vmap(lambda state, batch, seed: step(state, batch, seed=seed))(
-            state, batch, key_seeds
-        )
+    def train(state: TrainState, batch: Batch, seeds: Array) -> tuple[TrainState, Sums]:
+        state, sums = jax.vmap(step)(state, batch, seeds)
         return state, jax.tree.map(lambda x: x.sum(axis=0), sums)
 
-    def evaluate(params: Params, batch: Batch) -> Sums:
+    def evaluate(params: Params, batch: Batch, seeds: Array) -> Sums:
         raise NotImplementedError
 
-    init_all = jax.jit(lambda: init(key_seeds), out_shardings=everywhere)
+    seeded = functools.partial(Seeded, seed=key_seeds, sharding=everywhere)
     return Program(
         abstract_state=jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
-            jax.eval_shape(init_all),
+            jax.eval_shape(init, key_seeds),
         ),
-        init=init_all,
-        train_step=jax.jit(
-            train,
-            in_shardings=(everywhere, rows),
-            out_shardings=everywhere,
-            donate_argnums=0,
+        init=seeded(jax.jit(init, out_shardings=everywhere)),
+        train_step=seeded(
+            jax.jit(
+                train,
+                in_shardings=(everywhere, rows, everywhere),
+                out_shardings=everywhere,
+                donate_argnums=0,
+            )
         ),
-        eval_step=evaluate,
+        eval_step=seeded(evaluate),
         place=functools.partial(place, sharding=rows, per_device=False),
         share=share_of_rows(NamedSharding(mesh, BATCH)),
     )

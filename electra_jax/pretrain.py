@@ -116,9 +116,11 @@ def make_job(config: ConfigDict, is_new: bool, log: Log) -> Job:
         objective.masking.max_predictions(length),
         objective.generator_passes,
     )
+    optimizer = OptimizerConfig(num_steps=config.num_train_steps, **config.optimizer)
     return Job(
         objective,
-        OptimizerConfig(num_steps=config.num_train_steps, **config.optimizer),
+        config.num_train_steps,
+        parallel.program_of(config, parallel.make_mesh(config.parallel), objective, optimizer),
         store.tokenizer,
         store.hash,
         batches,

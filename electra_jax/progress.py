@@ -133,9 +133,10 @@ class Progress:
 
     def leave_out(self, step: int, shape: tuple[int, ...]) -> None:
         """`step`, the first of its shape, is done; it was compiled and counts for no rate."""
-        size = " x ".join(map(str, shape))
-        self.log(f"compiled in {sum(self.compilations):.1f} s for batches of {size} tokens")
-        self.compilations.clear()
+        if self.compilations:  # or else an earlier trial has done it
+            size = " x ".join(map(str, shape))
+            self.log(f"compiled in {sum(self.compilations):.1f} s for batches of {size} tokens")
+            self.compilations.clear()
         self.compiled.add(step)
         if self.shapes:
             self.clock += time.monotonic() - self.handed_over

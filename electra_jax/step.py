@@ -21,7 +21,7 @@ from electra_jax.objectives.base import Batch, Sums
 from electra_jax.objectives.mlm import is_real
 from electra_jax.optimizer import OptimizerConfig, learning_rate, make_optimizer, only_trained
 
-Seed = int | UInt32[Array, ""]  # the latter where several are vectorised over
+Seed = int | UInt32[Array, ""]  # the latter in what is compiled, for it to serve every seed
 
 
 @jax.tree_util.register_dataclass
@@ -65,10 +65,10 @@ def begin_stage(objective: Objective, state: TrainState) -> TrainState:
 def train_step(
     state: TrainState,
     batch: Batch,
+    seed: Seed,
     *,
     objective: Objective,
     optimizer: OptimizerConfig,
-    seed: Seed,
     num_microbatches: int = 1,
     axis_name: str | None = None,
 ) -> tuple[TrainState, Sums]:
@@ -157,9 +157,9 @@ def train_step(
 def eval_step(
     params: Params,
     batch: Batch,
+    seed: Seed,
     *,
     objective: Objective,
-    seed: Seed,
     axis_name: str | None = None,
 ) -> Sums:
     """Metrics of a held-out batch. Dropout is off; masks depend on seed and row alone."""

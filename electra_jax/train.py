@@ -1,4 +1,4 @@
-"""The story of a run, in order: mesh, state, restore, loop. Every task is trained by it.
+"""The story of a run, in order: state, restore, loop. Every task is trained by it.
 
 What is trained, on what, and how it is judged comes as a `Job`, made by `pretrain.py` or by
 `finetune/trials.py`.
@@ -27,7 +27,6 @@ from electra_jax.flops import peak_flops
 from electra_jax.interruption import Interruption
 from electra_jax.modeling.electra import Params
 from electra_jax.objectives import Objective
-from electra_jax.optimizer import OptimizerConfig
 from electra_jax.parallel import Program
 from electra_jax.profiling import profiled
 from electra_jax.progress import Progress, Watch, compilations
@@ -49,7 +48,8 @@ class Job:
 
     Attributes:
       objective: what is minimised.
-      optimizer: by what; `num_steps` is the length of the run.
+      num_steps: the length of the run.
+      program: `objective` and how it is minimised, compiled for the devices.
       tokenizer: of the data.
       data_hash: of the data: a checkpoint made with others is refused.
       batches: (first step, (i, n)) to the batches from then on, the i-th of n parts of each.
@@ -60,13 +60,13 @@ class Job:
       flops_per_token: operations for one token of one training step.
       keep_best: name of a metric whose best checkpoint stays, or "".
       patience: evaluations without a better `keep_best`, after which training ends; 0: none.
-      seeds: of the trials that are trained at once; none: only `config.seed`.
       watch: (step, metrics) to sentences about what looks wrong.
       show: (program, parameters) to held-out texts with the networks' verdicts, see `shading`.
     """
 
     objective: Objective
-    optimizer: OptimizerConfig
+    num_steps: int
+    program: Program
     tokenizer: Tokenizer
     data_hash: str
     batches: Callable[[int, tuple[int, int]], Iterator[dict[str, np.ndarray]]]
@@ -76,7 +76,6 @@ class Job:
     flops_per_token: float
     keep_best: str = ""
     patience: int = 0
-    seeds: tuple[int, ...] = ()
     watch: Watch = lambda step, values: ()
     show: Show | None = None
 
@@ -100,23 +99,7 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
       OSError: a file cannot be written. All checkpoints are whole.
     """
     is_main = jax.process_index() == 0  # one of all processes writes and prints
-    objective, num_steps = job.objective, job.optimizer.num_steps
-
-    mesh = parallel.make_mesh(config.parallel)
-    if job.seeds:
-        program = parallel.make_trials_program(
-            mesh, objective, job.optimizer, job.seeds, config.num_microbatches
-        )
-    else:
-        program = parallel.make_program(
-            mesh,
-            objective,
-            job.optimizer,
-            config.seed,
-            config.num_microbatches,
-            config.parallel.api,
-            config.parallel.shard_optimizer,
-        )
+    objective, num_steps, program = job.objective, job.num_steps, job.program
 
     with (
         Console() as console,
@@ -144,6 +127,7 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
             log(f"{workdir}: nothing to do, all {start:,} steps are done")
             return state
 
+        mesh = parallel.make_mesh(config.parallel)
         facts = describe(objective, state.params, mesh, job.tokenizer) | job.facts
         if is_main:
             run_directory.write_run_files(config, workdir, job.tokenizer, facts)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -24,9 +25,10 @@ from electra_jax.finetune import answers, trials
 from electra_jax.finetune.buckets import choose_widths, make_buckets, trimmed
 from electra_jax.finetune.config import get_config, validate
 from electra_jax.finetune.objective import FineTuning
-from electra_jax.finetune.trials import FeatureRows, Split, predict_split
+from electra_jax.finetune.trials import FeatureRows, feature_rows
 from electra_jax.interop.pretrained import load_encoder
 from electra_jax.modeling.heads import HeadConfig
+from electra_jax.prediction import predict_rows
 from electra_jax.workdir import chosen_step
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +61,7 @@ def test_every_example_is_predicted_once_and_in_order(devices):
     params = objective.init(jax.random.key(0))
     arrays = features(17)
     predict = parallel.make_predict(mesh(devices), objective.outputs)
-    found = predict_split(predict, params, Split("dev", [None] * 17, arrays), batch_size=8)
+    found = predict_rows(predict, params, feature_rows(arrays), batch_size=8)
     batch = {name: jax.numpy.asarray(x) for name, x in arrays.items()}
     expected = jax.jit(objective.outputs)(params, batch)["logits"]
     assert found["logits"].shape == (17, 3)
@@ -258,6 +260,9 @@ def test_run_scores_predicts_and_leaves_what_is_needed(place):
 def test_trials_have_a_median_and_those_at_once_are_the_same(place, capsys):
     one = table_config(place, num_trials=2, num_train_epochs=1.0)
     trials.finetune(one, place / "apart")
+    out = capsys.readouterr().out
+    shapes = re.findall(r"compiled in \S+ s (for batches of .*)", out)
+    assert shapes and len(shapes) == len(set(shapes)), "the second trial compiles anew"
     together = table_config(place, num_trials=2, num_train_epochs=1.0, trials_at_once=2)
     trials.finetune(together, place / "together")
     for number in range(2):

@@ -376,8 +376,8 @@ def test_skips_losses_that_are_not_finite_and_stops_at_too_many(
 ):
     healthy = parallel.train_step
 
-    def ill(state, batch, **kwargs):
-        new_state, sums = healthy(state, batch, **kwargs)
+    def ill(state, batch, seed, **kwargs):
+        new_state, sums = healthy(state, batch, seed, **kwargs)
         is_ill = jax.numpy.isin(state.step, jax.numpy.array([5, 8, 9]))  # steps 6, 9 and 10
         poison = jax.numpy.where(is_ill, jax.numpy.nan, 1.0)
         return new_state, sums | {"mlm_loss": sums["mlm_loss"] * poison}

@@ -20,7 +20,7 @@ from electra_jax.data import loader
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.files import write_text
-from electra_jax.finetune.buckets import make_buckets, trimmed
+from electra_jax.finetune.buckets import Buckets, make_buckets, trimmed
 from electra_jax.finetune.config import SIZES, layerwise_decay, learning_rate, validate
 from electra_jax.finetune.glue import GlueTask
 from electra_jax.finetune.objective import FineTuning
@@ -35,7 +35,7 @@ from electra_jax.modeling.electra import Params, path_name
 from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.modeling.heads import HeadConfig
 from electra_jax.optimizer import OptimizerConfig
-from electra_jax.parallel import Predict
+from electra_jax.parallel import Predict, Program
 from electra_jax.prediction import FeatureRows, predict_rows
 from electra_jax.train import IsStopped, Job, Log, log_line
 from electra_jax.workdir import RESULTS
@@ -59,14 +59,22 @@ class Work:
     """What all trials share.
 
     Attributes:
-      features: rows to train on.
+      rows: to train on.
+      num_examples: that they are from.
       splits: those that are predicted.
+      program: trains; `with_seed` makes it that of a trial.
+      predict: compiled for all splits.
     """
 
     task: Task
     pretrained: Pretrained
-    features: Arrays
+    rows: Buckets
+    num_examples: int
     splits: Sequence[Split]
+    objective: FineTuning
+    optimizer: OptimizerConfig
+    program: Program
+    predict: Predict
 
 
 def finetune(config: ConfigDict, workdir: Path) -> None:
@@ -93,7 +101,7 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
         for name in (*task.eval_splits, *task.test_splits)
     ]
     config = complete(config, task, pretrained.encoder_config, len(features["example"]))
-    work = Work(task, pretrained, features, splits)
+    work = make_work(config, task, pretrained, features, splits)
     numbers = range(config.num_trials)
     workdirs = [workdir / f"trial_{i}" if config.num_trials > 1 else workdir for i in numbers]
     for number, path in enumerate(workdirs):
@@ -120,6 +128,41 @@ def read_split(
     """Examples and features to predict."""
     examples = task.read(name)
     return examples, trimmed(task.features(examples, tokenizer, max_length, training=False))
+
+
+def make_work(
+    config: ConfigDict,
+    task: Task,
+    pretrained: Pretrained,
+    features: Arrays,
+    splits: Sequence[Split],
+) -> Work:
+    """Batches, network and compiled functions for all trials.
+
+    Args:
+      config: complete.
+      features: of the rows to train on.
+    """
+    num_examples = len(np.unique(features["example"]))
+    arrays = {name: x for name, x in features.items() if name != "example"}
+    rows = make_buckets(arrays, config.data.length_buckets, config.batch_size)
+    num_steps = max(1, int(len(rows) / config.batch_size * config.num_train_epochs))
+    options = dict(config.optimizer)
+    warmup = round(options.pop("warmup_fraction") * num_steps)
+    optimizer = OptimizerConfig(num_steps=num_steps, warmup_steps=warmup, **options)
+    objective = make_objective(config, task)
+    mesh = parallel.make_mesh(config.parallel)
+    return Work(
+        task,
+        pretrained,
+        rows,
+        num_examples,
+        splits,
+        objective,
+        optimizer,
+        parallel.program_of(config, mesh, objective, optimizer),
+        parallel.make_predict(mesh, objective.outputs),
+    )
 
 
 def make_task(config: ConfigDict, log: Log = log_line) -> Task:
@@ -231,16 +274,15 @@ def make_objective(config: ConfigDict, task: Task) -> FineTuning:
 
 def run_trial(config: ConfigDict, workdir: Path, work: Work, interruption: Interruption) -> None:
     """One seed: train, then predict and score all splits."""
-    objective = make_objective(config, work.task)
-    predict = parallel.make_predict(parallel.make_mesh(config.parallel), objective.outputs)
     newest: Predictions = {}
 
     def evaluate(_, params: Params, is_stopped: IsStopped) -> dict[str, float] | None:
-        found = predict_splits(work, work.task.eval_splits, predict, params, config, is_stopped)
+        found = predict_splits(work, work.task.eval_splits, params, config, is_stopped)
         newest.update(found or {})
         return found and metrics(work, found)
 
-    job = make_job(config, objective, work, (config.seed,), evaluate)
+    program = work.program.with_seed(config.seed)
+    job = make_job(config, work, program, (config.seed,), evaluate)
     state = train.run(config, workdir, job, interruption)
     step, params = int(state.step), state.params
     if config.checkpoint.keep_best:
@@ -249,7 +291,7 @@ def run_trial(config: ConfigDict, workdir: Path, work: Work, interruption: Inter
         _, best = restore_params(workdir / "checkpoints", step)
         params = jax.device_put(best, jax.tree.map(lambda x: x.sharding, params))
         newest.clear()
-    finish(config, workdir, work, predict, step, params, newest)
+    finish(config, workdir, work, step, params, newest)
 
 
 def run_together(
@@ -267,8 +309,6 @@ def run_together(
       workdir: of all of them.
       workdirs: of each trial.
     """
-    objective = make_objective(config, work.task)
-    predict = parallel.make_predict(parallel.make_mesh(config.parallel), objective.outputs)
     one_of = jax.jit(
         lambda tree, place: jax.tree.map(lambda x: x[place], tree), static_argnames="place"
     )
@@ -280,14 +320,21 @@ def run_together(
         results = []
         for place, of_this in enumerate(newest):
             of_one = one_of(params, place=place)
-            found = predict_splits(work, work.task.eval_splits, predict, of_one, config, is_stopped)
+            found = predict_splits(work, work.task.eval_splits, of_one, config, is_stopped)
             if found is None:
                 return None
             of_this.update(found)
             results.append(metrics(work, found))
         return {name: float(np.mean([result[name] for result in results])) for name in results[0]}
 
-    job = make_job(config, objective, work, seeds, evaluate)
+    program = parallel.make_trials_program(
+        parallel.make_mesh(config.parallel),
+        work.objective,
+        work.optimizer,
+        seeds,
+        config.num_microbatches,
+    )
+    job = make_job(config, work, program, seeds, evaluate)
     together = workdir / f"trials_{group[0]}_to_{group[-1]}"
     state = train.run(config, together, job, interruption)
     for place, number in enumerate(group):
@@ -298,13 +345,12 @@ def run_together(
                 checkpoints.save(int(of_one.step), of_one, {}, {})
         if jax.process_index() == 0:
             run_directory.write_run_files(own, path, job.tokenizer, job.facts)
-        finish(own, path, work, predict, int(of_one.step), of_one.params, newest[place])
+        finish(own, path, work, int(of_one.step), of_one.params, newest[place])
 
 
 def predict_splits(
     work: Work,
     names: Sequence[str],
-    predict: Predict,
     params: Params,
     config: ConfigDict,
     is_stopped: IsStopped = lambda: False,
@@ -313,7 +359,8 @@ def predict_splits(
     found = {}
     for split in work.splits:
         if split.name in names:
-            outputs = predict_split(predict, params, split, config.batch_size, is_stopped)
+            rows = feature_rows(split.features)
+            outputs = predict_rows(work.predict, params, rows, config.batch_size, is_stopped)
             if outputs is None:
                 return None
             found[split.name] = work.task.predict(split.examples, split.features, outputs)
@@ -344,7 +391,6 @@ def finish(
     config: ConfigDict,
     workdir: Path,
     work: Work,
-    predict: Predict,
     step: int,
     params: Params,
     known: Predictions,
@@ -356,7 +402,7 @@ def finish(
       known: what it has predicted already.
     """
     missing = [split.name for split in work.splits if split.name not in known]
-    found = known | predict_splits(work, missing, predict, params, config)
+    found = known | predict_splits(work, missing, params, config)
     scores = scores_of(work, found)
     for name, of_split in scores.items():
         log_line(f"{name}: {', '.join(f'{metric} {x:.4f}' for metric, x in of_split.items())}")
@@ -369,17 +415,14 @@ def finish(
 
 def make_job(
     config: ConfigDict,
-    objective: FineTuning,
     work: Work,
+    program: Program,
     seeds: Sequence[int],
     evaluate: Callable[..., dict[str, float] | None],
 ) -> Job:
-    """What the loop is to do for one seed, or for several at once."""
-    arrays = {name: x for name, x in work.features.items() if name != "example"}
-    rows = make_buckets(arrays, config.data.length_buckets, config.batch_size)
-    num_steps = max(1, int(len(rows) / config.batch_size * config.num_train_epochs))
-    options = dict(config.optimizer)
-    warmup = options.pop("warmup_fraction")
+    """What the loop is to do for one seed, or for several at once; `program` has them, too."""
+    rows, num_steps = work.rows, work.optimizer.num_steps
+    arrays = rows.rows.arrays
 
     def of_seed(seed: int, start: int, share: tuple[int, int]) -> Iterator[dict[str, np.ndarray]]:
         return loader.train_batches(
@@ -403,12 +446,12 @@ def make_job(
         return stacked([of_seed(seed, start, share) for seed in seeds])
 
     real = int(arrays["piece_ids"].sum()) / (len(rows) * rows.mean_width)
-    flops_per_token = 3.0 * encoder_flops(objective.encoder, round(rows.mean_width))
+    flops_per_token = 3.0 * encoder_flops(work.objective.encoder, round(rows.mean_width))
     initial = {path_name(path): x for path, x in jax.tree.leaves_with_path(work.pretrained.params)}
     facts = {
         "data": {
             "task": work.task.name,
-            "examples": f"{len(np.unique(work.features['example'])):,}",
+            "examples": f"{work.num_examples:,}",
             "rows": f"{len(rows):,}",
             "padded to": " or ".join(f"{width}" for width in rows.widths),
             "padding": f"{1 - real:.2%}",
@@ -420,8 +463,9 @@ def make_job(
         ),
     }
     return Job(
-        objective,
-        OptimizerConfig(num_steps=num_steps, warmup_steps=round(warmup * num_steps), **options),
+        work.objective,
+        num_steps,
+        program,
         work.pretrained.tokenizer,
         content_hash(arrays, work.pretrained.tokenizer),
         batches,
@@ -431,7 +475,6 @@ def make_job(
         flops_per_token,
         keep_best=f"eval/{work.task.main_metric}" if config.checkpoint.keep_best else "",
         patience=config.patience,
-        seeds=tuple(seeds) if len(seeds) > 1 else (),
     )
 
 
@@ -442,17 +485,6 @@ def stacked(sources: list[Iterator[dict[str, np.ndarray]]]) -> Iterator[dict[str
             stack.enter_context(contextlib.closing(source))
         for batches in zip(*sources, strict=True):
             yield {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
-
-
-def predict_split(
-    predict: Predict,
-    params: Params,
-    split: Split,
-    batch_size: int,
-    is_stopped: IsStopped = lambda: False,
-) -> Arrays | None:
-    """The outputs for all rows of a split, in order; None where `is_stopped` has said so."""
-    return predict_rows(predict, params, feature_rows(split.features), batch_size, is_stopped)
 
 
 def feature_rows(features: Arrays) -> FeatureRows:
