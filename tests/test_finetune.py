@@ -286,6 +286,72 @@ def test_trials_have_a_median_and_those_at_once_are_the_same(place, capsys):
     assert capsys.readouterr().out.count("nothing to do, there is a results.json") == 2
 
 
+def test_trials_without_labels_to_score_by_have_predictions(place, capsys):
+    config = table_config(place, num_trials=2, num_train_epochs=0.2, **{"data.dev": ""})
+    trials.finetune(config, place / "unscored")
+    assert json.loads((place / "unscored" / "results.json").read_text())["scores"] == {}
+    assert (place / "unscored" / "trial_1" / "predictions" / "test.jsonl").exists()
+
+
+def questions(unanswerable: bool) -> dict:
+    """Half of them without an answer, or none of them."""
+    entries = [
+        {
+            "id": str(i),
+            "question": "What is the name?",
+            "is_impossible": unanswerable and i % 2 > 0,
+            "answers": [{"text": "alpha", "answer_start": 12}] * (not unanswerable or i % 2 == 0),
+        }
+        for i in range(16)
+    ]
+    paragraphs = [{"context": "The name is alpha.", "qas": entries}]
+    return {"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "options", "scores"),
+    [
+        ("table", [{"text": f"item {i}", "label": i} for i in range(16)], "regression", "spearman"),
+        (
+            "table",
+            [{"text": f"item {i}", "label": ["a", "b"][: i % 3]} for i in range(16)],
+            "multilabel",
+            "micro_f1",
+        ),
+        ("tagging", [["Paul B-PER", "in O", "Rome B-LOC"]] * 16, None, "f1"),
+        ("tagging", [["Paul N", "in P", "Rome N"]] * 16, None, "accuracy"),
+        ("squad", questions(unanswerable=True), None, "f1"),
+    ],
+)
+def test_every_kind_of_task_is_trained_scored_and_predicted(
+    kind, rows, options, scores, place, tmp_path, capsys
+):
+    """No network learns much in a step; that it is said where it has learnt nothing."""
+    files = {"table": "data.jsonl", "tagging": "data.txt", "squad": "data.json"}
+    path = tmp_path / files[kind]
+    match kind:
+        case "table":
+            path.write_text("\n".join(map(json.dumps, rows)))
+        case "tagging":
+            path.write_text("\n\n".join("\n".join(sentence) for sentence in rows))
+        case "squad":
+            path.write_text(json.dumps(rows))
+    config = table_config(place, num_train_epochs=1.0, **{"data.kind": kind, "data.test": ""})
+    config.data.update(train=str(path), dev=str(path), max_length=32)
+    config.data.unanswerable = kind == "squad"
+    config.data.target = options or "classification"
+    if kind == "squad":
+        config.data.max_length, config.data.doc_stride = 30, 8
+    trials.finetune(config, tmp_path / "run")
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    task = trials.make_task(config, log=lambda line: None)
+    floor, found = task.floor(task.read("dev")), results["scores"]["dev"][scores]
+    assert task.main_metric == scores and np.isfinite(found)
+    assert results.get("failed", []) == ["dev"] * (found <= floor)
+    assert ("is no better than that of always" in capsys.readouterr().out) == (found <= floor)
+    assert any((tmp_path / "run" / "predictions").iterdir())
+
+
 def test_best_checkpoint_predicts_and_patience_ends_the_training(place):
     config = table_config(
         place,
@@ -404,6 +470,17 @@ def test_stopped_and_resumed_is_the_same(place):
             "config.parallel.fsdp is 8; with config.trials_at_once = 2 it must be 1",
         ),
         ({"batch_size": 12}, "config.batch_size is 12; allowed: a multiple of 8"),
+        ({"data.labels": (0, 1)}, r"config.data.labels is \(0, 1\); allowed: text, each once"),
+        ({"data.labels": ("a", "a")}, "config.data.labels is .* allowed: text, each once"),
+        *(
+            ({"data.value_range": x}, "config.data.value_range is .* allowed: two numbers, the sm")
+            for x in ((1.0,), (1.0, 2.0, 3.0), ("a", "b"), (float("nan"), 1.0), (2.0, 1.0))
+        ),
+        ({"data.answerability": "both"}, "config.data.answerability is 'both'; allowed: one of"),
+        (
+            {"seed": 2**32 - 1, "num_trials": 2},
+            "config.seed is 4294967295; with config.num_trials = 2 it must be at most 4294967294",
+        ),
     ],
 )
 def test_values_that_make_no_sense(place, changes, message):
@@ -423,9 +500,17 @@ def test_values_that_make_no_sense(place, changes, message):
         ({"model.hidden_size": 64}, "config.model.hidden_size is 64, but .* has 32"),
         ({"init_from": "nowhere"}, "nowhere: there are no weights"),
         ({"data.dev": "none.csv"}, "none.csv"),
+        ({"data.dev": "empty.csv"}, "config.data.dev is '.*empty.csv': dev has no examples"),
+        ({"data.test": "empty.csv"}, "config.data.test is '.*empty.csv': test has no examples"),
+        (
+            {"data.train": "empty.csv", "data.labels": ("a", "b")},
+            "config.data.train is '.*empty.csv': train has no examples",
+        ),
     ],
 )
-def test_mistakes_leave_nothing_behind(place, changes, message):
+def test_mistakes_leave_nothing_behind(place, changes, message, monkeypatch):
+    monkeypatch.chdir(place)
+    Path("empty.csv").write_text("text,label\n")
     config = table_config(place, **changes)
     with pytest.raises(UserError, match=message):
         trials.finetune(config, place / "mistaken")

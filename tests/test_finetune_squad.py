@@ -146,13 +146,14 @@ def test_no_room_for_the_context_is_an_error():
 
 
 def test_contexts_without_tokens_are_answered():
-    found = [Example("q", "a?", text, ()) for text in ("", " \x00\n")]
+    contexts = ("", " \x00\n", "\u3000", "\u200d", "\ufeff", "\u0301")
+    found = [Example("q", "a?", text, ()) for text in contexts]
     made = task(True)
     rows = made.features(found, TOKENIZER, 9, training=False)
-    assert len(rows["example"]) == 2
+    assert len(rows["example"]) == len(contexts)
     for outputs in (oracle(rows), independent(rows)):
         predictions = made.predict(found, rows, outputs)
-        assert [(guess.text, guess.n_best) for guess in predictions] == [("", ())] * 2
+        assert [(guess.text, guess.n_best) for guess in predictions] == [("", ())] * 6
         json.dumps([guess.null_odds for guess in predictions], allow_nan=False)
 
 
@@ -390,6 +391,24 @@ def test_mistakes_are_named_by_their_place(tmp_path, content, message):
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(UserError, match=message):
         SquadTask({"dev": str(path)}, unanswerable=False).read("dev")
+
+
+def test_questions_without_answers_are_no_oversight(tmp_path):
+    """Where some have answers, or training needs them; see also those that are predicted only."""
+    [article] = document()["data"]
+    entry = {"id": "2", "question": "q"}
+    article["paragraphs"].append({"context": "c", "qas": [entry]})
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"data": [article]}))
+    for split, why in (("train", "cannot be trained on it"), ("dev", "others have")):
+        with pytest.raises(UserError, match=rf"a\.json: question '2' lacks answers, but .*{why}"):
+            SquadTask({split: str(path)}, unanswerable=False).read(split)
+
+
+def test_no_answer_ever_is_the_floor():
+    found = [example("a b", "a"), example("a b"), example("a b")]
+    assert task(True).floor(found) == pytest.approx(200 / 3)
+    assert task().floor(found[:1]) == 0
 
 
 def test_arguments_that_do_not_suit():

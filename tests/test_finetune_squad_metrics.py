@@ -73,20 +73,35 @@ def test_version_1_takes_the_best_answer_and_counts_missing_as_wrong():
 def test_version_2_asks_whether_there_is_an_answer():
     gold = {"1": ["x y"], "2": [], "3": [], "4": ["the"], "5": ["w"]}
     predicted = {"1": "x", "2": "", "3": "w", "4": "", "5": ""}
-    found = score_v2(gold, predicted)  # An article alone is no answer: 4 has none, either.
+    found = score_v2(gold, predicted)
+    # Of 4, whose answer is an article alone, "" is right; but it has one.
     assert found == pytest.approx(
         {
             "exact": 40.0,
             "f1": 100 / 5 * (2 / 3 + 2),
             "total": 5,
-            "HasAns_exact": 0.0,
-            "HasAns_f1": 100 / 3,
-            "HasAns_total": 2,
-            "NoAns_exact": 200 / 3,
-            "NoAns_f1": 200 / 3,
-            "NoAns_total": 3,
+            "HasAns_exact": 100 / 3,
+            "HasAns_f1": 100 / 3 * (2 / 3 + 1),
+            "HasAns_total": 3,
+            "NoAns_exact": 50.0,
+            "NoAns_f1": 50.0,
+            "NoAns_total": 2,
         }
     )
+
+
+def test_of_equal_odds_the_first_in_the_file_counts_first():
+    """As the official program sorts, whatever the order of the questions."""
+    gold, predicted = {"1": ["x"], "2": []}, {"1": "x", "2": "x"}
+    for order, best, threshold in [("12", 100.0, -0.5), ("21", 50.0, -1.5)]:
+        found = score_v2(gold, predicted, dict.fromkeys(order, -0.5))
+        assert (found["best_exact"], found["best_exact_thresh"]) == (best, threshold)
+
+
+def test_what_is_missing_is_wrong_whatever_its_odds():
+    gold, odds = {"1": [], "2": ["x"]}, {"1": 5.0, "2": -5.0}
+    assert score_v2(gold, {"2": "x"}, odds, 0.0)["exact"] == 50.0
+    assert score_v2(gold, {"1": "x", "2": "x"}, odds, 0.0)["exact"] == 100.0
 
 
 def test_answers_above_the_threshold_are_taken_back():
@@ -128,6 +143,8 @@ def test_missing_and_unknown_ids_are_counted(run, tmp_path):
     assert run(questions, predictions, f"--null_odds={odds}")["exact"] == 0.0
     found = run(questions, predictions, f"--null_odds={odds}", "--null_threshold=3")
     assert found["exact"] == pytest.approx(100 / 3)
+    answered = saved(tmp_path / "v2.json.gz", {"version": "v2.0", **data(a=["x"], b=["y"])})
+    assert run(answered, predictions, f"--null_odds={odds}")["HasAns_total"] == 2
     answered = saved(tmp_path / "v1.json.gz", data(a=["x"]))
     assert run(answered, predictions) == {
         "exact_match": 100.0,
@@ -150,6 +167,7 @@ def test_missing_and_unknown_ids_are_counted(run, tmp_path):
         (["{v1}", "{good}", "--null_odds={good}"], "all questions of .*v1.json have an answer"),
         (["{v2}", "{good}", "--null_odds={good}"], "good.json: 'a' is 'x'; expected a number"),
         (["{unlabelled}", "{good}"], "question 'a' has no answers; nothing to score"),
+        (["{twice}", "{good}"], "twice.json: the id 'a' is there twice"),
         (["{good}", "{good}"], "good.json: data: found nothing; expected a list"),
     ],
 )
@@ -160,6 +178,7 @@ def test_mistakes_are_named(run, tmp_path, arguments, message):
         "v1": data(a=["x"]),
         "v2": data(a=[]),
         "unlabelled": unlabelled,
+        "twice": {"data": 2 * data(a=["x"])["data"]},
         "good": {"a": "x"},
         "bad": {"a": 3},
         "list": ["x"],

@@ -41,6 +41,13 @@ def test_quotes_in_tsv_are_characters(tmp_path):
     assert [values["text"] for _, values in read_table(path)] == ['"a', '"b" c', ""]
 
 
+def test_an_empty_line_is_a_row_where_there_is_but_one_column(tmp_path):
+    path = saved(tmp_path / "t.tsv", "text\na\n\nb\n\n")
+    assert [values["text"] for _, values in read_table(path)] == ["a", "", "b", ""]
+    path = saved(tmp_path / "two.tsv", "text\tlabel\na\tx\n\nb\ty\n\n")
+    assert [line for line, _ in read_table(path)] == [2, 4]
+
+
 def test_every_format_gives_the_same_examples(tmp_path):
     rows = [("a\u2028b", 'q "c"', 1), ("d", "", 0)]
     records = [dict(zip(("one", "two", "label"), row, strict=True)) for row in rows]
@@ -120,6 +127,35 @@ def test_labels_are_those_of_the_training_table(tmp_path):
         task.read("test")
 
 
+@pytest.mark.parametrize("lines", [("a", "b,x"), ("a,x", "b")])
+def test_a_table_is_labelled_as_a_whole(tmp_path, lines):
+    records = [dict(zip(("text", "label"), line.split(","), strict=False)) for line in lines]
+    files = {
+        "train": saved(tmp_path / "train.csv", "text,label\na,x\nb,y\n"),
+        "dev": saved(tmp_path / "dev.jsonl", "\n".join(map(json.dumps, records))),
+    }
+    task = TableTask(files, "classification", ("text",), "label")
+    with pytest.raises(UserError, match=r"dev\.jsonl, line [12]: there is no column 'label'"):
+        task.read("dev")
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "floor"),
+    [
+        ("classification", ["x", "y", "y"], 2 / 3),
+        ("regression", [1.0, 2.0, 2.0], 0.0),
+        # ("x", "y") to all: of 6 names 5 are there, and none other.
+        ("multilabel", [["x", "y"], ["x", "y"], ["x"]], 2 * 5 / (6 + 5)),
+        ("multilabel", [["x"], [], []], 2 * 1 / (3 + 1)),
+    ],
+)
+def test_the_floor_is_the_score_of_the_best_constant_answer(tmp_path, kind, labels, floor):
+    records = [json.dumps({"text": "a", "label": label}) for label in labels]
+    files = dict.fromkeys(("train", "dev"), saved(tmp_path / "t.jsonl", "\n".join(records)))
+    task = TableTask(files, kind, ("text",), "label")
+    assert task.floor(task.read("dev")) == pytest.approx(floor)
+
+
 def test_several_labels(tmp_path):
     files = {
         "train": saved(tmp_path / "train.csv", 'text,topics\na,"x, y"\nb,\na b,z\n'),
@@ -156,6 +192,7 @@ def test_numbers(tmp_path):
         "train": saved(tmp_path / "train.csv", "text,price\na,-10\nb,30\na,0\n"),
         "dev": saved(tmp_path / "dev.csv", "text,price\na,0\nb,40\n"),
         "bad": saved(tmp_path / "bad.csv", "text,price\na,1\nb,high\n"),
+        "huge": saved(tmp_path / "huge.jsonl", f'{{"text": "a", "price": 1{400 * "0"}}}'),
     }
     task = TableTask(files, "regression", ("text",), "price")
     assert task.value_range == (-10.0, 30.0)
@@ -168,6 +205,8 @@ def test_numbers(tmp_path):
     assert task.score(examples, predictions) == {"spearman": 1.0, "pearson": 1.0, "mse": 50.0}
     with pytest.raises(UserError, match=r"bad\.csv, line 3: price is 'high'; allowed: a number"):
         task.read("bad")
+    with pytest.raises(UserError, match=r"huge\.jsonl, line 1: price is 10*; allowed: a number"):
+        task.read("huge")
     known = TableTask(files, "regression", ("text",), "price", value_range=(0.0, 100.0))
     assert known.features(examples, TOKENIZER, 8, training=False)["label"][1] == np.float32(0.4)
 

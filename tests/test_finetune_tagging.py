@@ -13,6 +13,7 @@ from electra_jax.finetune.tagging import (
     convert,
     entities,
     entity_scores,
+    type_of,
 )
 
 PAD, UNK, CLS, SEP = range(4)
@@ -65,6 +66,14 @@ def oracle(task: TaggingTask, features: dict) -> dict:
 )
 def test_entities_by_the_rules_of_conlleval(tags, expected):
     assert entities(tags.split()) == expected
+
+
+@pytest.mark.parametrize(
+    ("label", "kind"),
+    [("O", ""), ("B-PER", "PER"), ("E-a-b", "a-b"), ("PER", "PER"), ("X-1", "X-1")],
+)
+def test_types_are_named_by_tags_or_as_they_are(label, kind):
+    assert type_of(label) == kind
 
 
 def test_scores_are_those_of_seqeval():
@@ -204,6 +213,22 @@ def test_other_files_follow_the_training_file(tmp_path):
     task = tagging(tmp_path, "a DT B-PER\nb NN O\n", files=files)
     assert (task.eval_splits, task.test_splits) == (("dev",), ("new",))
     assert task.read("new")[0].tags is None
+
+
+def test_fewer_columns_than_in_training_are_no_tags_and_said(tmp_path):
+    lines = []
+    files = {"dev": saved(tmp_path / "dev.txt", "a B-PER\n")}
+    task = tagging(tmp_path, "a X B-PER\nb X O\n", files=files, log=lines.append)
+    assert (task.eval_splits, task.test_splits) == ((), ("dev",))
+    assert lines == [f"{files['dev']}: 2 columns, the training file has 3: taken to have no tags"]
+
+
+@pytest.mark.parametrize(
+    ("text", "floor"), [("a B-x\nb I-x\n", 0.0), ("a V\nb N\na N\n\na N\n", 0.75)]
+)
+def test_the_floor_is_the_score_of_the_best_constant_answer(tmp_path, text, floor):
+    task = tagging(tmp_path, text)
+    assert task.floor(task.read("train")) == floor
 
 
 def test_tags_that_continue_nothing_are_counted(tmp_path):

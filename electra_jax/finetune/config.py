@@ -4,6 +4,7 @@ The defaults are the paper's (spec 4.5). A recipe (`configs/glue.py`, `squad.py`
 `classify.py`) starts from `get_config()` and states what differs.
 """
 
+import math
 from collections.abc import Iterator
 
 from ml_collections import ConfigDict
@@ -61,6 +62,7 @@ def get_config() -> ConfigDict:
     data.null_threshold = placeholder(float)  # squad: of no answer; default: -2.75, or 0
     data.max_answer_length = 30  # squad: in tokens
     data.doc_stride = 128  # squad: between windows of a long text
+    data.answerability = "window"  # squad: window | question (the original): of windows without it
     data.target = "classification"  # table: classification | multilabel | regression
     data.text = ("text",)  # table: the column of the text, or the two of a pair
     data.label = "label"  # table: the column of the label
@@ -104,6 +106,18 @@ def get_config() -> ConfigDict:
     return config.lock()
 
 
+def are_names(labels: tuple) -> bool:
+    """Whether these can be labels."""
+    return all(x and isinstance(x, str) for x in labels) and len({*labels}) == len(labels)
+
+
+def is_range(values: tuple) -> bool:
+    """Whether a regression can be scaled by these; by none, the data say."""
+    if not all(isinstance(x, int | float) and -math.inf < x < math.inf for x in values):
+        return False
+    return not values or (len(values) == 2 and values[0] < values[1])
+
+
 CHECKS: dict[str, Check] = {
     "task": one_of("finetune"),
     "init_from": (bool, "a run, an export or a Hugging Face directory to start from"),
@@ -116,6 +130,9 @@ CHECKS: dict[str, Check] = {
     "data.length_buckets": COUNT,
     "data.max_answer_length": COUNT,
     "data.doc_stride": COUNT,
+    "data.answerability": one_of("window", "question"),
+    "data.labels": (are_names, "text, each once"),
+    "data.value_range": (is_range, "two numbers, the smaller one first"),
     "data.target": one_of("classification", "multilabel", "regression"),
     "optimizer.learning_rate": (lambda x: x is None or x > 0, "a number above 0"),
     "optimizer.warmup_fraction": SHARE,
@@ -131,7 +148,10 @@ KINDS = {  # of tasks that a field is for
     **dict.fromkeys(
         (
             f"data.{name}"
-            for name in ("unanswerable", "null_threshold", "max_answer_length", "doc_stride")
+            for name in (
+                *("unanswerable", "null_threshold", "max_answer_length", "doc_stride"),
+                "answerability",
+            )
         ),
         ("squad",),
     ),
@@ -184,6 +204,11 @@ def clashes(config: ConfigDict) -> Iterator[str]:
         yield (
             "config.patience needs config.checkpoint.keep_best = True, or else the last evaluation "
             "would count and not the best"
+        )
+    if config.seed + config.num_trials > 2**32:  # as in pre-training, seeds are below that
+        yield (
+            f"config.seed is {config.seed}; with config.num_trials = {config.num_trials} it must "
+            f"be at most {2**32 - config.num_trials}"
         )
     if config.trials_at_once > 1:
         for name, needed in (

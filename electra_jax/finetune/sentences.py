@@ -1,6 +1,7 @@
 """What all tasks share that label a text or a pair of texts, whatever file they are read from."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +135,27 @@ class SentenceTask(Task):
             scores["accuracy"] = float((gold == predicted).all(axis=1).mean())
             return {name: scores[name] for name in self.metrics}
         return {name: _METRICS[name](gold, predicted) for name in self.metrics}
+
+    def floor(self, examples: Sequence[Example]) -> float:
+        """See `Task.floor`. The answer is the most frequent label, or several of these."""
+        if self.head.kind == "regression":
+            return 0.0  # no correlation
+        names = Counter(
+            name
+            for example in examples
+            for name in ((example.label,) if isinstance(example.label, str) else example.label)
+        )
+        frequent = [name for name, _ in names.most_common()]
+        if self.head.kind == "multilabel":
+            answers = [tuple(frequent[:count]) for count in range(len(frequent) + 1)]
+        else:
+            answers = frequent[:1]
+        return max(
+            self.score(examples, [Prediction(example.id, answer, ()) for example in examples])[
+                self.main_metric
+            ]
+            for answer in answers
+        )
 
     def write(self, predictions: Sequence[Prediction], directory: Path, split: str) -> list[Path]:
         """Writes `SPLIT.jsonl`: an object with `id`, `label` and `probabilities` a line."""

@@ -25,7 +25,7 @@ from electra_jax.files import write_text
 from electra_jax.finetune import squad_metrics
 from electra_jax.finetune.encoding import owners, pack, windows
 from electra_jax.finetune.files import read_data_set, read_json
-from electra_jax.finetune.task import Arrays, FileTask, Head, Log
+from electra_jax.finetune.task import TRAIN, Arrays, FileTask, Head, Log
 
 MAX_QUESTION = 64  # tokens of a question that are kept
 N_BEST = 20  # answers that are kept of each question; starts that are tried in each window
@@ -151,7 +151,8 @@ class SquadTask(FileTask):
             else:
                 found = read_squad(path)
             self._examples[split] = list(found)
-            _check(self._examples[split], path, self._unanswerable)
+            check_ids(self._examples[split], path)
+            _check_answers(self._examples[split], path, split == TRAIN, self._unanswerable)
         return self._examples[split]
 
     def features(
@@ -203,7 +204,7 @@ class SquadTask(FileTask):
 
     def _targets(self, examples: Sequence[Example], found: Sequence["_Window"]) -> Arrays:
         spans = np.array([window.span for window in found], np.int32).reshape(-1, 2)
-        is_impossible = np.array([not examples[window.example].answers for window in found])
+        is_impossible = np.array([not examples[window.example].answers for window in found], bool)
         if self._answerability == "window":
             is_impossible |= spans[:, 0] == 0
         return {
@@ -251,6 +252,10 @@ class SquadTask(FileTask):
             return squad_metrics.score_v1(gold, texts)
         odds = {guess.id: guess.null_odds for _, guess in pairs}
         return squad_metrics.score_v2(gold, texts, odds, self._null_threshold)
+
+    def floor(self, examples: Sequence[Example]) -> float:
+        """See `Task.floor`: that of no answer, ever."""
+        return 100 * sum(not example.answers for example in examples) / len(examples)
 
     def write(self, predictions: Sequence[Prediction], directory: Path, split: str) -> list[Path]:
         """Writes JSON objects by question id.
@@ -330,12 +335,24 @@ def _data_set_examples(name: str, split: str, unanswerable: bool) -> Iterator[Ex
         yield Example(record["id"], record["question"], record["context"], found)
 
 
-def _check(examples: Sequence[Example], path: str, unanswerable: bool) -> None:
+def check_ids(examples: Sequence[Example], path: str) -> None:
+    """UserError where two questions have the same id."""
     seen = set()
     for example in examples:
         if example.id in seen:
             raise UserError(f"{path}: the id {example.id!r} is there twice; ids are unique")
         seen.add(example.id)
+
+
+def _check_answers(
+    examples: Sequence[Example], path: str, is_training: bool, unanswerable: bool
+) -> None:
+    """All questions have answers, or none has any, which is well for those to predict only."""
+    is_labelled = is_training or any(example.answers is not None for example in examples)
+    for example in examples:
+        if example.answers is None and is_labelled:
+            others = "the network cannot be trained on it" if is_training else "others have"
+            raise UserError(f"{path}: question {example.id!r} lacks answers, but {others}")
         if example.answers == () and not unanswerable:
             raise UserError(
                 f"{path}: question {example.id!r} has no answer, which only data sets with "
@@ -437,7 +454,7 @@ def _whole_characters(context: _Context) -> np.ndarray:
 
     Tokenizers drop accents, vowel signs and joiners, which would be cut off the end of an answer.
     """
-    if context.text.isascii():
+    if context.text.isascii() or not context.ids:
         return context.ends
     ends = context.ends.copy()
     limits = [*context.starts[1:], len(context.text)]

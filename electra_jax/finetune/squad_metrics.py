@@ -74,13 +74,15 @@ def score_v2(
       scores that any threshold gives, and that threshold: `best_exact`, `best_exact_thresh`,
       `best_f1`, `best_f1_thresh`.
     """
-    # What is only punctuation or an article is no answer.
-    gold = {key: [text for text in texts if normalize(text)] for key, texts in gold.items()}
-    raw = _raw_scores({key: texts or [""] for key, texts in gold.items()}, predicted)
+    # An answer that is only punctuation or an article is none to compare with, but is one.
+    words = {key: [text for text in texts if normalize(text)] for key, texts in gold.items()}
+    raw = _raw_scores({key: texts or [""] for key, texts in words.items()}, predicted)
     odds = null_odds or {}
     finals = [
         {
-            key: float(not gold[key]) if odds.get(key, 0.0) > null_threshold else value
+            key: float(not gold[key])
+            if key in predicted and odds.get(key, 0.0) > null_threshold
+            else value
             for key, value in scores.items()
         }
         for scores in raw
@@ -114,9 +116,9 @@ def best_threshold(
       gold: answers by question, none for those without.
       predicted: the answers that are given up to the threshold.
       scores: of these, by question.
-      null_odds: by question. One that has none is never answered.
+      null_odds: by question; equal ones count in this order. One that has none is never answered.
     """
-    answered = sorted((key for key in scores if key in null_odds), key=null_odds.__getitem__)
+    answered = sorted((key for key in null_odds if key in scores), key=null_odds.__getitem__)
     current = best = sum(not texts for texts in gold.values())
     threshold = 0.0
     if answered and null_odds[answered[0]] <= threshold:
@@ -166,16 +168,17 @@ def main() -> None:
 def _score_files(
     data: str, predictions: str, null_odds: str | None, null_threshold: float
 ) -> dict[str, float]:
-    from electra_jax.finetune.squad import read_squad
+    from electra_jax.finetune.squad import check_ids, read_squad
 
     examples = list(read_squad(data))
+    check_ids(examples, data)
     gold = {}
     for example in examples:
         if example.answers is None:
             raise UserError(f"{data}: question {example.id!r} has no answers; nothing to score")
         gold[example.id] = [answer.text for answer in example.answers]
     texts = _by_id(predictions, str, "text")
-    if all(gold.values()):
+    if all(gold.values()) and not str(read_json(data).get("version", "")).startswith("v2"):
         if null_odds is not None:
             raise UserError(f"--null_odds is given, but all questions of {data} have an answer")
         scores = score_v1(gold, texts)

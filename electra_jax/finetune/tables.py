@@ -9,7 +9,7 @@ Text files are UTF-8, with or without a byte order mark, and may be compressed (
 .zst). The first row of CSV and TSV names the columns.
 
 The labels are those of the training file. Every row of every file is used: a row that cannot be is
-an error that names its line. Blank lines are not rows.
+an error that names its line. Blank lines are not rows, but in TSV of a single column.
 """
 
 import csv
@@ -41,7 +41,7 @@ Row = tuple[int, dict[str, Any]]  # the number of its line, or of the row; value
 class TableTask(SentenceTask):
     """Classification, multi-label classification or regression on tables.
 
-    A split whose table lacks the label column is predicted, never scored.
+    A split without the label column is predicted, never scored; if any row has it, all must.
 
     Args:
       files: the path of the table of each split. `train` is needed unless `labels` are given.
@@ -114,8 +114,7 @@ class TableTask(SentenceTask):
         return self._tables[split]
 
     def _is_labelled(self, split: str) -> bool:
-        rows = self._rows(split)
-        return bool(rows) and self._label in rows[0][1]
+        return any(self._label in values for _, values in self._rows(split))
 
     def _checked(self, values: dict[str, Any], where: str) -> Label:
         label = self._parsed(values, where)
@@ -211,9 +210,11 @@ def _csv_records(path: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _tsv_records(path: str) -> Iterator[tuple[int, list[str]]]:
+    has_one_column = False  # in which an empty line is an empty text
     for number, line in enumerate(read_lines(path), 1):
-        if line:
+        if line or has_one_column:
             yield number, line.split("\t")
+            has_one_column |= "\t" not in line
 
 
 def _named(path: str, records: Iterator[tuple[int, list[str]]]) -> Iterator[Row]:
@@ -268,7 +269,7 @@ def _name(value: Any, column: str, where: str) -> str:
 def _number(value: Any, column: str, where: str) -> float:
     try:
         number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise UserError(f"{where}: {column} is {value!r}; allowed: a number")

@@ -18,6 +18,7 @@ files; predictions are written in that of the files.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -132,7 +133,12 @@ class TaggingTask(FileTask):
         """See `Task.read`."""
         path = self._path(split)
         if split not in self._read:
-            sentences, _ = _parse(path, self._columns)
+            sentences, columns = _parse(path, self._columns)
+            if sentences and 1 < columns < (self._columns or 0):
+                self._log(
+                    f"{path}: {columns} columns, the training file has {self._columns}: taken to "
+                    "have no tags"
+                )
             self._check(sentences, path)
             self._read[split] = [
                 Example(str(number), sentence.words, sentence.tags)
@@ -236,6 +242,13 @@ class TaggingTask(FileTask):
         accuracy = {"accuracy": sum(a == b for a, b in words) / max(1, len(words))}
         return accuracy if self.scheme == "plain" else {**entity_scores(gold, found), **accuracy}
 
+    def floor(self, examples: Sequence[Example]) -> float:
+        """See `Task.floor`."""
+        if self.scheme != "plain":
+            return 0.0  # no entities
+        tags = Counter(tag for example in examples for tag in example.tags)
+        return max(tags.values()) / tags.total()
+
     def write(self, predictions: Sequence[Prediction], directory: Path, split: str) -> list[Path]:
         """Writes `SPLIT.conll`, words and tags between tabs, and `SPLIT.jsonl`.
 
@@ -271,7 +284,7 @@ class TaggingTask(FileTask):
                 if (kind := _type(tag, self.scheme)) and kind not in self._types:
                     raise UserError(
                         f"{path}, line {line}: tag {tag!r} is not known; the training file has "
-                        f"{', '.join(self._types)}; types names others"
+                        f"{', '.join(self._types)}; config.data.labels names others"
                     )
             broken += [sentence.line + place for place in _broken(sentence, self.scheme)]
         if broken:
@@ -411,6 +424,14 @@ def _broken(sentence: _Sentence, scheme: str) -> list[int]:
         for place, (before, tag) in enumerate(pairwise((OUTSIDE, *sentence.tags)))
         if tag[:2] in ("I-", "E-") and not _continues(before, tag)
     ]
+
+
+def type_of(label: str) -> str:
+    """The type of entity in a tag, or a type as it is; "" for O."""
+    if label == OUTSIDE:
+        return ""
+    match = _ENTITY_TAG.fullmatch(label)
+    return match[2] if match else label
 
 
 def _type(tag: str, scheme: str) -> str:

@@ -134,6 +134,10 @@ class Task(ABC):
         """Metrics over all labelled examples; empty when there are none."""
 
     @abstractmethod
+    def floor(self, examples: Sequence[Any]) -> float:
+        """The main score of the best answer that is the same for all of these labelled examples."""
+
+    @abstractmethod
     def write(self, predictions: Sequence[Any], directory: Path, split: str) -> list[Path]:
         """Writes the predictions of a split; returns the files.
 

@@ -1,6 +1,5 @@
 """Fine-tuning: an encoder, a task and a head as a job for the loop, once for every seed."""
 
-import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -26,7 +25,7 @@ from electra_jax.finetune.glue import GlueTask
 from electra_jax.finetune.objective import FineTuning
 from electra_jax.finetune.squad import SquadTask
 from electra_jax.finetune.tables import TableTask
-from electra_jax.finetune.tagging import TaggingTask
+from electra_jax.finetune.tagging import TaggingTask, type_of
 from electra_jax.finetune.task import TRAIN, Arrays, Task
 from electra_jax.flops import encoder_flops
 from electra_jax.interop.pretrained import Pretrained, load_encoder
@@ -94,12 +93,16 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
     for line in pretrained.table:
         log_line(f"  {line}")
     task = make_task(config)
-    examples = task.read(TRAIN)
-    features = task.features(examples, pretrained.tokenizer, config.data.max_length, training=True)
-    splits = [
-        Split(name, *read_split(task, name, pretrained.tokenizer, config.data.max_length))
-        for name in (*task.eval_splits, *task.test_splits)
-    ]
+    tokenizer, max_length = pretrained.tokenizer, config.data.max_length
+    examples = read_split(config, task, TRAIN)
+    features = task.features(examples, tokenizer, max_length, training=True)
+    if not len(features["example"]):
+        raise UserError(f"config.data.{TRAIN} is {config.data.train!r}: none can be trained on")
+    splits = []
+    for name in (*task.eval_splits, *task.test_splits):
+        examples = read_split(config, task, name)
+        features_of_split = task.features(examples, tokenizer, max_length, training=False)
+        splits.append(Split(name, examples, trimmed(features_of_split)))
     config = complete(config, task, pretrained.encoder_config, len(features["example"]))
     work = make_work(config, task, pretrained, features, splits)
     numbers = range(config.num_trials)
@@ -117,17 +120,19 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
             else:
                 run_together(config, group, workdir, workdirs, work, interruption)
     if config.num_trials > 1 and jax.process_index() == 0:
-        summary = summarize(task, workdirs, splits)
+        summary = summarize(task, workdirs)
         write_text(workdir / RESULTS, json.dumps(summary, indent=2) + "\n")
-        log_line(describe_summary(summary))
+        for line in describe_summary(summary):
+            log_line(line)
 
 
-def read_split(
-    task: Task, name: str, tokenizer: Tokenizer, max_length: int
-) -> tuple[Sequence, Arrays]:
-    """Examples and features to predict."""
+def read_split(config: ConfigDict, task: Task, name: str) -> Sequence:
+    """The examples of a split, of which there must be some."""
     examples = task.read(name)
-    return examples, trimmed(task.features(examples, tokenizer, max_length, training=False))
+    if not examples:
+        place = "source" if config.data.kind == "glue" else name
+        raise UserError(f"config.data.{place} is {config.data[place]!r}: {name} has no examples")
+    return examples
 
 
 def make_work(
@@ -185,11 +190,12 @@ def make_task(config: ConfigDict, log: Log = log_line) -> Task:
             null_threshold=default if data.null_threshold is None else data.null_threshold,
             max_answer_length=data.max_answer_length,
             doc_stride=data.doc_stride,
+            answerability=data.answerability,
             name=data.name,
             log=log,
         )
     if data.kind == "tagging":
-        types = {x if data.scheme == "plain" else x.partition("-")[2] for x in data.labels} - {""}
+        types = {x if data.scheme == "plain" else type_of(x) for x in data.labels} - {""}
         return TaggingTask(
             files,
             scheme=data.scheme or None,
@@ -406,11 +412,27 @@ def finish(
     scores = scores_of(work, found)
     for name, of_split in scores.items():
         log_line(f"{name}: {', '.join(f'{metric} {x:.4f}' for metric, x in of_split.items())}")
+    failed = [*no_better_than_constant(work, scores)]
     if jax.process_index() == 0:
         for name, predictions in found.items():
             work.task.write(predictions, workdir / "predictions", name)
         content = {"task": work.task.name, "seed": config.seed, "step": step, "scores": scores}
+        content |= {"failed": failed} if failed else {}
         write_text(workdir / RESULTS, json.dumps(content, indent=2) + "\n")
+
+
+def no_better_than_constant(work: Work, scores: dict[str, dict[str, float]]) -> Iterator[str]:
+    """The splits whose main score always giving the same answer reaches, too; the log says so."""
+    task = work.task
+    for split in work.splits:
+        if split.name in scores:
+            found, floor = scores[split.name][task.main_metric], task.floor(split.examples)
+            if found <= floor:
+                log_line(
+                    f"warning: {split.name}: {task.main_metric} {found:.4f} is no better than "
+                    f"that of always giving the same answer, {floor:.4f}: nothing is learnt"
+                )
+                yield split.name
 
 
 def make_job(
@@ -508,54 +530,43 @@ def best_step(workdir: Path, metric: str) -> int:
     return max(rows, key=lambda row: row[metric])["step"]
 
 
-def summarize(task: Task, workdirs: Sequence[Path], splits: Sequence[Split]) -> dict:
-    """Scores of all trials: each, their median and spread; and the trials that have learnt nothing.
-
-    A trial has failed when its main score is not above that of giving the same answer always.
-    """
+def summarize(task: Task, workdirs: Sequence[Path]) -> dict:
+    """Scores of all trials: each, their median and spread."""
     trials = [json.loads((path / RESULTS).read_text()) for path in workdirs]
-    summary = {"task": task.name, "main_metric": task.main_metric, "trials": trials}
-    by_name = {split.name: split for split in splits}
-    for name in task.eval_splits:
-        floor = chance(task, by_name[name].examples)
-        for trial in trials:
-            if trial["scores"][name][task.main_metric] <= floor:
-                trial.setdefault("failed", []).append(name)
-        values = {
-            metric: [trial["scores"][name][metric] for trial in trials]
-            for metric in trials[0]["scores"][name]
+    scores = {
+        split: {
+            metric: spread([trial["scores"][split][metric] for trial in trials])
+            for metric in trials[0]["scores"][split]
         }
-        summary.setdefault("scores", {})[name] = {
-            metric: {
-                "median": float(np.median(x)),
-                "min": min(x),
-                "max": max(x),
-                "stddev": float(np.std(x)),
-            }
-            for metric, x in values.items()
-        }
-    return summary
+        for split in task.eval_splits
+    }
+    return {
+        "task": task.name,
+        "main_metric": task.main_metric,
+        "trials": trials,
+        "scores": scores,
+    }
 
 
-def chance(task: Task, examples: Sequence) -> float:
-    """The main score of always giving the most frequent label; 0 where that is not accuracy."""
-    if task.main_metric != "accuracy" or task.head.kind != "classification":
-        return 0.0
-    counts = collections.Counter(example.label for example in examples)
-    return max(counts.values()) / len(examples)
+def spread(values: list[float]) -> dict[str, float]:
+    """Median, range and deviation."""
+    return {
+        "median": float(np.median(values)),
+        "min": min(values),
+        "max": max(values),
+        "stddev": float(np.std(values)),
+    }
 
 
-def describe_summary(summary: dict) -> str:
+def describe_summary(summary: dict) -> Iterator[str]:
     """A line for each split."""
-    lines = []
     for name, scores in summary["scores"].items():
         failed = sum(name in trial.get("failed", ()) for trial in summary["trials"])
         medians = ", ".join(
             f"{metric} {x['median']:.4f} ({x['min']:.4f} to {x['max']:.4f})"
             for metric, x in scores.items()
         )
-        lines.append(
+        yield (
             f"{name}: median of {len(summary['trials'])} trials: {medians}"
             + (f"; {failed} failed: no better than always the same answer" if failed else "")
         )
-    return "\n".join(lines)
