@@ -208,7 +208,13 @@ def restore_params(directory: Path, step: int | None = None) -> tuple[int, Param
         raise UserError(f"{directory}: there is no checkpoint of step {step}; there are {found}")
     step = steps[-1] if step is None else step
     options = ocp.CheckpointManagerOptions(read_only=True)
-    handlers = {"state": ocp.PyTreeCheckpointHandler()}
+    as_json = ocp.JsonCheckpointHandler()  # not read; Orbax warns of items without a handler
+    handlers = {
+        "state": ocp.PyTreeCheckpointHandler(),
+        "progress": as_json,
+        "provenance": as_json,
+        "metrics": as_json,
+    }
     try:
         with ocp.CheckpointManager(
             directory.absolute(), options=options, item_handlers=handlers

@@ -3,7 +3,9 @@
 import difflib
 import errno
 import logging
+import os
 import re
+import select
 import signal
 import sys
 import traceback
@@ -19,8 +21,11 @@ from electra_jax.errors import UserError
 from electra_jax.finetune.config import get_config as finetuning_config
 from electra_jax.interruption import EXIT_CODE, Stopped, exit_now
 
-# What a full disk, a quota, a limit, a read-only file system and missing permission are called.
+# What a full disk, a quota, a limit, a read-only file system and missing permission are called;
+# and what a path is that a file or directory cannot have.
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
+CANNOT_WRITE |= {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
+NO_READER = 128 + signal.SIGPIPE
 
 RECIPE = re.compile(r"--?config=([^:]+)")
 OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
@@ -31,13 +36,22 @@ def run(main: Callable[[], None]) -> NoReturn:
 
     Exit codes: 0 done; 1 training diverged; 2 a mistake in configuration, data or flags, or a disk
     that cannot be written to; 42 stopped by SIGTERM or, in training, SIGINT, to go on when started
-    again; 130 interrupted from the keyboard. Each is said in one line on standard error. Anything
-    else is a fault of ours and keeps its traceback.
+    again; 130 interrupted from the keyboard. Each is said in one line on standard error. 141: what
+    read standard output has gone, as `head` does. Anything else is a fault of ours and keeps its
+    traceback.
     """
     # Until training is in charge of its signals, there is nothing that could be lost.
     before = signal.signal(signal.SIGTERM, lambda number, frame: exit_now("SIGTERM"))
     try:
-        main()
+        try:
+            main()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not is_unread(sys.stdout.fileno()):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        sys.exit(NO_READER)
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         sys.exit(EXIT_CODE)
@@ -57,6 +71,13 @@ def run(main: Callable[[], None]) -> NoReturn:
     finally:
         signal.signal(signal.SIGTERM, before)
     sys.exit(0)
+
+
+def is_unread(descriptor: int) -> bool:
+    """Whether this is a pipe at whose other end nobody reads any more."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def fail(code: int, message: object) -> NoReturn:
@@ -127,6 +148,8 @@ def parse_with_recipe(values: flags.FlagValues, doc: str) -> tuple[ConfigDict, P
             raise UserError(f"there is no field config.{name}{hint(name, names)}")
     given = (match[1] for match in map(RECIPE.match, sys.argv[1:]) if match)
     path = Path(next(given, ""))
+    if {"--config=", "-config="} & {*sys.argv[1:]}:
+        raise UserError("--config is empty; give a recipe, e.g. --config=configs/tiny.py")
     if path.name and not path.is_file():
         raise UserError(f"--config: there is no file {path}")
     try:

@@ -1,7 +1,7 @@
 """Compile the training step of a recipe for TPUs that are not there: does it fit, what is sent?
 
     python -m electra_jax.compile --config=configs/large.py --topology=v5e:16x16
-    python -m electra_jax.compile --config=configs/large.py --topology=v4:4x4x8 \
+    python -m electra_jax.compile --config=configs/large.py --topology=v4:4x4x8 \\
         --config.parallel.fsdp=8 --config.model.remat=full
 
 No TPU, no data and no token store are needed, only libtpu: pip install 'jax[tpu]'. What is compiled

@@ -6,6 +6,7 @@ The defaults are the paper's ELECTRA-Small (spec 4.4). A recipe in `configs/` st
 
 import dataclasses
 import importlib.util
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -139,15 +140,16 @@ BEST_METRICS = {  # and whether larger is better
 DISCRIMINATOR_HEADS = {"replace_mlm": "masked_lm", "all_tokens_mlm": "copy"}
 
 Check = tuple[Callable[[Any], bool], str]
-POSITIVE: Check = (lambda x: x > 0, "a number above 0")
+POSITIVE: Check = (lambda x: 0 < x < math.inf, "a number above 0")
 COUNT: Check = (lambda x: x >= 1, "at least 1")
-OPTIONAL_POSITIVE: Check = (lambda x: x is None or x > 0, "a number above 0")
-OPTIONAL_NOT_NEGATIVE: Check = (lambda x: x is None or x >= 0, "0 or more")
+OPTIONAL_NOT_NEGATIVE: Check = (lambda x: x is None or 0 <= x < math.inf, "0 or more")
 OPTIONAL_COUNT: Check = (lambda x: x is None or x >= 1, "at least 1")
-NOT_NEGATIVE: Check = (lambda x: x >= 0, "0 or more")
+NOT_NEGATIVE: Check = (lambda x: 0 <= x < math.inf, "0 or more")
 SHARE: Check = (lambda x: 0 <= x <= 1, "between 0 and 1")
 RATE: Check = (lambda x: 0 <= x < 1, "at least 0 and below 1")
 FRACTION: Check = (lambda x: 0 < x < 1, "above 0 and below 1")
+# Less than that, and logits that it divides are no longer numbers.
+TEMPERATURE: Check = (lambda x: x is None or 1e-3 <= x < math.inf, "at least 0.001")
 
 
 def one_of(*values: str) -> Check:
@@ -199,8 +201,8 @@ CHECKS: dict[str, Check] = {
     "generator.width": POSITIVE,
     "generator.depth": POSITIVE,
     "generator.sharing": one_of("embeddings", "none", "all", "gdes"),
-    "generator.temperature": POSITIVE,
-    "generator.temperature_start": OPTIONAL_POSITIVE,
+    "generator.temperature": TEMPERATURE,
+    "generator.temperature_start": TEMPERATURE,
     "masking.mode": one_of("clean", "faithful"),
     "masking.unit": one_of("token", "word", "span"),
     "masking.rate": FRACTION,
@@ -372,6 +374,8 @@ STARTS = ("generator.temperature", "loss.generator_weight", "loss.discriminator_
 def without_effect(config: ConfigDict) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Fields that decide nothing, each after the field because of which."""
     generator = config.generator
+    if not config.init_from:
+        yield "init_from", ("init_missing", "init_resize")
     if config.objective == "mlm":
         yield "objective", ("algorithm", "generator.kind", "generator.init_from")
         yield "objective", ("generator.mle_steps", "generator.sharing")
@@ -384,6 +388,8 @@ def without_effect(config: ConfigDict) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield "generator.kind", ("loss.generator_weight", "loss.generator_weight_start")
     elif config.algorithm == "joint":
         yield "algorithm", ("generator.mle_steps",)
+    elif config.algorithm == "two_stage" and not generator.mle_steps:
+        yield "generator.mle_steps", ("loss.generator_weight", "loss.generator_weight_start")
     if not is_network(config):
         yield "generator.kind", ("generator.init_from", "generator.sharing")
         yield "generator.kind", ("generator.width", "generator.depth")
@@ -395,19 +401,20 @@ def without_effect(config: ConfigDict) -> Iterator[tuple[str, tuple[str, ...]]]:
 def training_clashes(config: ConfigDict) -> Iterator[str]:
     """Sentences about objectives, generators and algorithms that do not fit each other."""
     generator, default = config.generator, flatten(get_config())
-    inert = set()
+    inert, changed = set(), set()
     for cause, names in without_effect(config):
+        inert |= {*names}
         for name in names:
             value = field(config, name)
             if value != default[name]:
-                inert.add(name)
+                changed.add(name)
                 yield (
                     f"config.{name} is {value!r}, which has no effect with config.{cause} = "
                     f"{field(config, cause)!r}; leave it at {default[name]!r}"
                 )
     started = [name for name in STARTS if field(config, f"{name}_start") is not None]
     for name in started:
-        if not config.ramp_steps and f"{name}_start" not in inert:
+        if not config.ramp_steps and f"{name}_start" not in changed:
             yield (
                 f"config.{name}_start is {field(config, f'{name}_start')}, which has no effect "
                 "with config.ramp_steps = 0; say in how many updates it is left behind"
@@ -417,7 +424,16 @@ def training_clashes(config: ConfigDict) -> Iterator[str]:
             f"config.ramp_steps is {config.ramp_steps}, which has no effect as long as none of "
             f"{', '.join(f'config.{name}_start' for name in STARTS)} is set"
         )
-    if (cause := not_measuring(config)) and cause not in inert:
+    if config.ramp_steps > config.num_train_steps:
+        yield (
+            f"config.ramp_steps is {config.ramp_steps}; allowed: at most config.num_train_steps = "
+            f"{config.num_train_steps}, or else the values that it leads to are never reached"
+        )
+    weights = [name for name in STARTS if "weight" in name and name not in inert]
+    if not any(field(config, name) or field(config, f"{name}_start") for name in weights):
+        names = " and ".join(f"config.{name}" for name in weights)
+        yield f"{names} = 0 leave nothing to train"
+    if (cause := not_measuring(config)) and cause not in changed:
         yield (
             f"config.checkpoint.keep_best is {config.checkpoint.keep_best!r}, which "
             f"config.{cause} = {field(config, cause)!r} does not measure"
@@ -432,12 +448,20 @@ def training_clashes(config: ConfigDict) -> Iterator[str]:
                 f"{field(config, cause)!r} the discriminator goes on when the generator is "
                 "frozen; allowed: 'none' or 'gdes'"
             )
+    second = {"two_stage": "the discriminator", "adversarial": "the policy"}.get(config.algorithm)
+    if second and generator.mle_steps >= config.num_train_steps:
+        yield (
+            f"config.generator.mle_steps is {generator.mle_steps}, which leaves none of "
+            f"config.num_train_steps = {config.num_train_steps} to {second}"
+        )
     if config.algorithm == "two_stage" and generator.kind == "learned" and generator.mle_steps:
-        if generator.mle_steps >= config.num_train_steps:
-            yield (
-                f"config.generator.mle_steps is {generator.mle_steps}, which leaves none of "
-                f"config.num_train_steps = {config.num_train_steps} to the discriminator"
-            )
+        for name in started:
+            if name != "loss.generator_weight" and config.ramp_steps <= generator.mle_steps:
+                yield (
+                    f"config.{name}_start is {field(config, f'{name}_start')}, which has no effect "
+                    f"as long as config.ramp_steps = {config.ramp_steps} end in the first stage "
+                    f"of config.generator.mle_steps = {generator.mle_steps}"
+                )
         if generator.sharing in ("none", "gdes") and not is_of_one_size(config):
             yield (
                 "config.algorithm = 'two_stage' copies the generator into the discriminator: it "
@@ -472,6 +496,8 @@ def not_measuring(config: ConfigDict) -> str:
         return "" if objective in ("electra", "electra_15") else "objective"
     if "reconstruction" in metric:
         return "" if objective in DISCRIMINATOR_HEADS else "objective"
+    if metric == "eval/loss" and config.algorithm == "adversarial":
+        return "algorithm"  # the loss of a policy is no measure
     return "generator.kind" if "mlm" in metric and not is_network(config) else ""
 
 

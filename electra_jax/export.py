@@ -20,6 +20,7 @@ Needs neither PyTorch nor an accelerator.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,8 +40,8 @@ from electra_jax.interop.huggingface import PARTS
 from electra_jax.interop.source import WEIGHTS, config_of, parts_of, rates_of
 from electra_jax.interop.tokenizer_files import write_tokenizer
 from electra_jax.modeling.electra import Params
-from electra_jax.workdir import chosen_step
-from electra_jax.writer import read_metrics
+from electra_jax.workdir import chosen_step, config_file
+from electra_jax.writer import read_whole_rows
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -75,9 +76,9 @@ def export(
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out is {out}, which exists; allowed: a new or empty directory")
+    run = read_json(config_file(workdir))
     step = chosen_step(workdir) if step is None else step
     step, params = restore_params(workdir / "checkpoints", step)
-    run = read_json(workdir / "config.json")
     tokenizer = tokenizers.load(workdir / "tokenizer")
     part, tower, problem = chosen(workdir, run, params, part)
     config = config_of(tower, rates_of(run))
@@ -172,8 +173,7 @@ def write(
     readme: str,
 ) -> None:
     """Write all files beside `out`, then give the directory its name."""
-    unfinished = out.absolute().with_name(f"{out.absolute().name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished = out.absolute().with_name(f"{out.absolute().name}.{os.getpid()}.unfinished")
     unfinished.mkdir(parents=True)
     try:
         tensors = file_tensors(params, part, dtype)
@@ -241,7 +241,7 @@ def card(workdir: Path, run: Mapping[str, Any], part: str, step: int, dtype: str
     as_json = lambda x: json.dumps(x, indent=1, ensure_ascii=False)  # noqa: E731
     evaluated = [
         row
-        for row in read_metrics(workdir)
+        for row in read_whole_rows(workdir)[0]
         if row["step"] <= step and any(name.startswith("eval/") for name in row)
     ]
     metrics = "The run measured nothing on held-out data up to this step."

@@ -1,6 +1,8 @@
 """Small files: written as a whole or not at all, whatever happens; read with one clear error."""
 
+import contextlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,21 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
-    """Writes a file into a directory that is made if missing; returns `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    """Writes a file into a directory that is made if missing; returns `path`.
+
+    Raises:
+      OSError: it cannot be written; names it.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        error.filename = str(path)
+        raise
     return path
 
 

@@ -26,10 +26,12 @@ class Watch:
     Args:
       vocab_size: guessing has its logarithm as a loss.
       begin: step from which on the networks should have learnt something.
+      trains_generator: whether that is one of them.
     """
 
     vocab_size: int
     begin: int
+    trains_generator: bool = True
 
     def __post_init__(self):
         self.windows: dict[str, collections.deque] = {
@@ -63,7 +65,7 @@ class Watch:
             yield "chance", no_better_than_chance(step, now[0])
             yield "outrun", outrun(step, now, self.best)
             self.best = max(self.best, now)
-        if "eval/mlm_loss" in values:
+        if "eval/mlm_loss" in values and self.trains_generator:
             yield "guessing", guessing(step, values["eval/mlm_loss"], self.vocab_size)
 
 

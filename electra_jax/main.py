@@ -14,7 +14,8 @@ Any field of a recipe can be set on the command line. Often used are
     --config.optimizer.learning_rate=2e-4     at its peak
     --config.model.hidden_size=512            width of the network, and
     --config.model.num_layers=12              its depth
-    --config.objective=mlm                    train BERT instead of ELECTRA
+    --config.objective=mlm --config.generator.width=1
+                                              train BERT instead of ELECTRA
     --config.log_every_steps=10               a line and a point in the curves
 
 electra_jax/config.py lists all of them with their defaults, and

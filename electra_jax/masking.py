@@ -64,7 +64,7 @@ class MaskingConfig:
 
     def max_predictions(self, length: int) -> int:
         """Static number of prediction slots in a row of `length` tokens (spec 3.1)."""
-        return max(1, int((self.rate + 0.005) * length))
+        return min(length, max(1, int((self.rate + 0.005) * length)))
 
 
 @jax.tree_util.register_dataclass

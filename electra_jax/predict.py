@@ -52,6 +52,7 @@ import numpy as np
 from absl import flags, logging
 
 from electra_jax.errors import UserError
+from electra_jax.workdir import RUN_FILES
 
 # Imported where they are used: what is slow to import and not needed by every mode.
 
@@ -104,9 +105,8 @@ def main() -> None:
         model = pretrained(workdir, config, mode, values, 1 if is_stream else BATCH_SIZE)
     if is_stream:
         answer_lines(model, sys.stdin.buffer)
-        return
-    answers = model.respond(model.read(values.input))
-    write(answers, values.output, mode)
+    else:
+        write(model.respond(model.read(values.input)), values.output, mode)
     if line := model.summary():
         print(line, file=sys.stderr if values.output == "-" else sys.stdout)
 
@@ -152,7 +152,13 @@ def check(values: flags.FlagValues, task: str, workdir: str) -> str:
         raise UserError(
             "--output is given without --input; answers to standard input go to standard output"
         )
-    ending = Path(values.output).suffix
+    if not values.input:
+        raise UserError("--input is empty; give a file, or - for standard input")
+    output = Path(values.output)
+    kept = [Path(values.input), *(Path(workdir, name) for name in RUN_FILES)]
+    if output.exists() and any(path.exists() and output.samefile(path) for path in kept):
+        raise UserError(f"--output is {output}, which is the input or a file of the run itself")
+    ending = output.suffix
     if values.output != "-" and ending not in ENDINGS[mode]:
         raise UserError(
             f"--output is {values.output}; allowed here are files that end in "
@@ -213,16 +219,13 @@ def read_texts(path: str) -> list[str]:
 
 def answer_lines(model: Model, lines: Iterator[bytes]) -> None:
     """Answer every line as soon as it is there."""
-    try:
-        for number, line in enumerate(lines):
-            where = f"line {number + 1}"
-            try:
-                answer = model.respond([model.example(number, parsed(line, where), where)])[0]
-            except UserError as error:
-                answer = {"error": str(error)}
-            print(json.dumps(answer), flush=True)
-    except BrokenPipeError:  # the reader has seen enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for number, line in enumerate(lines):
+        where = f"line {number + 1}"
+        try:
+            answer = model.respond([model.example(number, parsed(line, where), where)])[0]
+        except UserError as error:
+            answer = {"error": str(error)}
+        print(json.dumps(answer), flush=True)
 
 
 def parsed(line: bytes, where: str) -> dict:

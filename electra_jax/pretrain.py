@@ -93,7 +93,15 @@ def make_job(config: ConfigDict, is_new: bool, log: Log) -> Job:
         initial |= load_networks(config, objective, store.tokenizer, log)
     if is_new and config.generator.init_from:
         run = Path(config.generator.init_from)
-        initial |= generator_weights(run, store.tokenizer, objective.structure())
+        own = generator_weights(run, store.tokenizer, objective.structure())
+        for name in initial.keys() & own.keys():
+            if not name.startswith("generator/") and (initial[name] != own[name]).any():
+                raise UserError(
+                    f"config.generator.init_from is {str(run)!r}, whose {name} is not that of "
+                    f"config.init_from = {config.init_from!r}; config.generator.sharing = 'none' "
+                    "has room for both"
+                )
+        initial |= own
 
     def batches(start: int, share: tuple[int, int]) -> Iterator[dict[str, np.ndarray]]:
         return loader.train_batches(
@@ -136,6 +144,7 @@ def make_job(config: ConfigDict, is_new: bool, log: Log) -> Job:
             health.begin_of(
                 config.num_train_steps, config.optimizer.warmup_steps, objective.switch_step
             ),
+            objective.is_trained("generator/head", step=0),
         ),
         show=make_show(config, objective, store.tokenizer, held_out),
     )

@@ -96,7 +96,7 @@ def load(
         predict = quick if len(rows) < FEW_ROWS else thorough
         return predict_rows(predict, params, rows, rows_at_once)
 
-    histogram = np.zeros(2)
+    histogram = np.zeros((2, 1))
 
     def detect(texts: Sequence[str] | TokenStore) -> list[Answer]:
         if isinstance(texts, TokenStore):
@@ -110,7 +110,7 @@ def load(
             is_replaced = outputs["shown_ids"] != arrays["input_ids"]
             of_each = (outputs["logits"], is_replaced, outputs["judged"])
             nonlocal histogram
-            histogram = np.asarray(score_histogram(*map(jnp.asarray, of_each)), np.float64)
+            histogram = histogram + np.asarray(score_histogram(*map(jnp.asarray, of_each)))
         return shaded_answers(tokenizer, arrays, outputs, found, texts)
 
     def fill(texts: Sequence[str]) -> list[Answer]:

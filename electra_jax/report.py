@@ -14,8 +14,9 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from absl import flags
@@ -305,21 +306,22 @@ def read_run(workdir: Path) -> Run:
       UserError: as `write_report`.
     """
     config = _read_json(workdir / "config.json")
-    facts = _read_json(workdir / "facts.json") if (workdir / "facts.json").exists() else {}
+    facts, _ = _read_part(workdir / "facts.json", dict)
+    gallery, is_damaged = _read_part(workdir / SAMPLES, _gallery)
+    problem = f"{SAMPLES} cannot be read; there are no held-out texts." if is_damaged else ""
     rows, unreadable = read_whole_rows(workdir)
-    return Run(
-        workdir.resolve().name, config, facts, rows, unreadable, *_read_gallery(workdir / SAMPLES)
-    )
+    name = workdir.resolve().name
+    return Run(name, config, facts or {}, rows, unreadable, gallery or "", problem)
 
 
-def _read_gallery(path: Path) -> tuple[str, str]:
-    """The gallery, if there is one, and what is wrong with its file, if something is."""
+def _read_part(path: Path, make: Callable[[Any], Any]) -> tuple[Any, bool]:
+    """What `make` makes of a JSON file, or None; and whether there is one that cannot be read."""
     if not path.exists():
-        return "", ""
+        return None, False
     try:
-        return _gallery(_read_json(path)), ""
+        return make(_read_json(path)), False
     except (UserError, KeyError, TypeError, ValueError, AttributeError):
-        return "", f"{SAMPLES} cannot be read; there are no held-out texts."
+        return None, True
 
 
 def figures_of(runs: Sequence[Run]) -> dict[str, dict[str, str]]:
@@ -411,7 +413,7 @@ def _missing(run: Run) -> Iterator[str]:
     if run.problem:
         yield run.problem
     if not run.facts:
-        yield "There is no facts.json: machine, data and parameter counts are not known."
+        yield "There is no readable facts.json: machine, data and parameter counts are not known."
 
 
 def _tiles(run: Run) -> str:
@@ -563,6 +565,8 @@ def main() -> None:
     flags.DEFINE_string("output", None, "the file to write", flag_values=values)
     workdirs = [Path(name) for name in cli.parse_arguments(values, __doc__, ["RUN ..."])]
     output = Path(values.output) if values.output else None
+    if output and output.suffix not in (".html", ".htm"):
+        raise UserError(f"--output is {output}; allowed: a file that ends in .html")
     if len(workdirs) == 1:
         print(write_report(workdirs[0], output))
     else:

@@ -22,9 +22,9 @@ from electra_jax.data.tokenizer import Tokenizer
 Token = dict[str, Any]
 Arrays = dict[str, np.ndarray]
 
-# Control characters, and those that reverse the direction of what follows.
+# Control characters, ends of lines, and what reverses the direction of what follows.
 HIDDEN = re.compile(
-    "[\\x00-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
+    "[\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
 )
 
 # Of the palette of 256 colours: pale to vermilion, for a fifth of the probabilities each.
@@ -103,7 +103,8 @@ def as_terminal(text: Sequence[Token]) -> str:
     for token in text:
         color = BACKGROUNDS[min(4, int(token["probability"] * 5))]
         written = visible(word(token))
-        parts.append(" " * token["starts_word"] + (color and color + written + RESET) or written)
+        shown = f"{color}{written}{RESET}" if color else written
+        parts.append(" " * token["starts_word"] + shown)
     return "".join(parts).strip()
 
 

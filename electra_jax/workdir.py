@@ -19,6 +19,7 @@ from electra_jax.files import read_json, write_text
 from electra_jax.finetune import config as finetuning
 
 RESULTS = "results.json"  # scores of a fine-tuned run
+RUN_FILES = ("config.json", "facts.json", "metrics.jsonl", "samples.json", RESULTS, "report.html")
 
 # Fields that may change when a run is resumed: no number that training computes depends on them.
 FREE_FIELDS = (
@@ -76,6 +77,11 @@ def check(config: ConfigDict, workdir: Path) -> list[str]:
         if before.get(name) != now.get(name) and not name.startswith(FREE_FIELDS)
     }
     shaping = [text for name, text in differing.items() if name in SHAPING_FIELDS]
+    switch = "generator.mle_steps"
+    if now.get("algorithm") == "two_stage" and switch in differing:
+        newest = steps_in(workdir / "checkpoints")[-1]
+        begun = min(before[switch], now[switch]) <= newest  # then its copy is made, or missing
+        shaping += [differing[switch]] * begun
     if config.resume == "changed" and shaping:
         raise UserError(
             f"the parameters in {workdir} do not fit {', '.join(shaping)}; use another --workdir"
@@ -110,24 +116,31 @@ def has_checkpoint(workdir: Path) -> bool:
     return bool(steps_in(workdir / "checkpoints"))
 
 
+def config_file(workdir: Path) -> Path:
+    """The file with the configuration of the run in `workdir`; UserError where there is none."""
+    path = workdir / "config.json"
+    if not path.exists():
+        trials = sorted(parent.name for parent in workdir.glob("trial_*") if parent.is_dir())
+        choose = f"; it holds trials, give one: {workdir / trials[0]}" if trials else ""
+        raise UserError(f"{path} not found: {workdir} is not the directory of a run{choose}")
+    return path
+
+
 def load_config(workdir: Path) -> ConfigDict:
     """The configuration of the run in `workdir`; fields that are newer than it have their default.
 
     Raises:
       UserError: there is no run, or its configuration cannot be read.
     """
-    path = workdir / "config.json"
-    if not path.exists():
-        trials = sorted(parent.name for parent in workdir.glob("trial_*") if parent.is_dir())
-        choose = f"; it holds trials, give one: {workdir / trials[0]}" if trials else ""
-        raise UserError(f"{path} not found: {workdir} is not the directory of a run{choose}")
+    path = config_file(workdir)
     try:
         content = json.loads(path.read_bytes())
         defaults = {"finetune": finetuning, "pretrain": pretraining}[content["task"]]
         config = defaults.get_config()
         config.update(content)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: not readable as the configuration of a run ({error})") from error
+        reason = str(error).partition(" Other fields")[0].strip("'\"")  # which would be listed
+        raise UserError(f"{path}: not readable as the configuration of a run ({reason})") from error
     return config
 
 

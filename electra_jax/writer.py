@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import platform
+import sys
 import time
 from pathlib import Path
 
@@ -108,13 +109,15 @@ def read_metrics(workdir: Path) -> list[dict]:
 def read_whole_rows(workdir: Path) -> tuple[list[dict], int]:
     """As `read_metrics`, but leaves out what is no row, and says how many lines that were."""
     path = workdir / "metrics.jsonl"
-    lines = path.read_bytes().removesuffix(b"\n").split(b"\n") if path.exists() else []
+    lines = path.read_bytes().removesuffix(b"\n").split(b"\n") if path.is_file() else []
     rows = [row for row in map(_parse_row, filter(None, lines)) if row and _has_numbers(row)]
     return rows, len([*filter(None, lines)]) - len(rows)
 
 
 def _has_numbers(row: dict) -> bool:
-    return all(type(value) in (int, float) for value in row.values())
+    """Whether all values are numbers that a curve can go through."""
+    largest = sys.float_info.max
+    return all(type(x) in (int, float) and -largest <= x <= largest for x in row.values())
 
 
 def _read_lines(path: Path) -> list[tuple[bytes, dict]]:

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from electra_jax import cli, interruption, main, prepare
 from electra_jax.config import flatten, get_config
 from electra_jax.errors import UserError
+from electra_jax.files import write_text
 from electra_jax.interruption import Stopped
 
 ROOT = Path(cli.__file__).parents[1]
@@ -41,6 +42,7 @@ def parse(monkeypatch, *flags: str) -> tuple[ConfigDict, Path]:
 
 MISTAKES = {
     "no recipe": ([], "--config is missing"),
+    "empty recipe": (["--config="], "--config is empty; give a recipe"),
     "missing recipe": (["--config=nowhere.py"], "--config: there is no file nowhere.py"),
     "misspelt field": (
         ["--config.model.hiden_size=64"],
@@ -219,7 +221,7 @@ def test_termination_is_one_line_even_before_training(place, monkeypatch, capfd)
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EISDIR])
 def test_nothing_can_be_written_is_one_line(monkeypatch, capfd, number):
     def full():
         raise OSError(number, os.strerror(number), "run/config.json.tmp")
@@ -229,6 +231,40 @@ def test_nothing_can_be_written_is_one_line(monkeypatch, capfd, number):
         f"error: run/config.json.tmp: {os.strerror(number)}; once mended, the same command goes "
         "on\n"
     )
+
+
+@pytest.mark.parametrize("name", ["directory", "file/below", "x" * 300])
+def test_a_path_that_no_file_can_have_is_one_line_and_leaves_nothing(
+    monkeypatch, capfd, tmp_path, name
+):
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "file").write_text("kept")
+    before = sorted(tmp_path.rglob("*"))
+    assert exit_code(monkeypatch, lambda: write_text(tmp_path / name, "lost")) == 2
+    error = capfd.readouterr().err
+    assert error.startswith(f"error: {tmp_path / name}: ") and error.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "file").read_text() == "kept"
+
+
+def test_output_that_nobody_reads_is_no_fault():
+    """As with `| head -1`; and a broken pipe of another kind is not taken for that."""
+    unread, written = os.pipe()
+    os.close(unread)
+    found = subprocess.run(
+        [sys.executable, "-m", "electra_jax.predict", "--help"],
+        stdout=written,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    os.close(written)
+    assert (found.returncode, found.stderr) == (141, b"")
+
+    def broken():
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        cli.run(broken)
 
 
 def test_other_errors_of_the_system_keep_their_traceback(monkeypatch):

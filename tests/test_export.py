@@ -136,6 +136,9 @@ def test_missing_flags_and_runs(tmp_path, monkeypatch, capsys):
     assert call(monkeypatch, f"--out={tmp_path / 'out'}") == 2
     assert "--workdir is missing" in capsys.readouterr().err
     assert call(monkeypatch, f"--workdir={tmp_path}", f"--out={tmp_path / 'out'}") == 2
+    assert "is not the directory of a run" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text("{}")
+    assert call(monkeypatch, f"--workdir={tmp_path}", f"--out={tmp_path / 'out'}") == 2
     assert "there is no checkpoint" in capsys.readouterr().err
 
 

@@ -211,6 +211,7 @@ def test_page_and_terminal_show_hostile_text_as_text(pretrained, monkeypatch, ca
     token = {"token": "<b>\x1b[31m\u202e\"'", "starts_word": True, "probability": 0.9}
     token |= {"original": "<script>", "proposals": [("&", 0.5)]}
     assert "\x1b[31m" not in shading.as_terminal([token]).removeprefix("\x1b[38;5;16;48;5;202m")
+    assert "\\u001b[31m" in shading.as_terminal([token])
     page = predict.page([{"tokens": [token]}])
     body = page[page.index("<section>") :]
     assert "<b>\x1b" not in body and "<script>" not in body
@@ -220,6 +221,18 @@ def test_page_and_terminal_show_hostile_text_as_text(pretrained, monkeypatch, ca
     flags = [f"--workdir={pretrained[0]}", "--mode=detect", f"--input={tmp_path / 'in.txt'}"]
     assert run(monkeypatch, capfd, *flags, f"--output={tmp_path / 'page.html'}")[0] == 0
     assert "script" not in re.findall(r"<(\w+)", (tmp_path / "page.html").read_text())
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.1, 0.3, 0.9, 1.0])
+def test_a_line_on_a_terminal_has_all_its_words(probability):
+    pieces = {"it": True, "rain": True, "##s": False, ".": True}
+    text = [
+        {"token": token, "starts_word": starts, "probability": probability}
+        for token, starts in pieces.items()
+    ]
+    line = shading.as_terminal(text)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", line) == "it rains ."
+    assert ("\x1b" in line) == (probability >= 0.2)
 
 
 @pytest.mark.parametrize("target", ["classification", "multilabel", "regression"])
@@ -336,6 +349,9 @@ def test_mistakes_are_one_line(pretrained, store, monkeypatch, capfd, tmp_path):
     finetuned(tmp_path / "tuned", store, "glue", name="rte", source="gone")
     (tmp_path / "trials" / "trial_0").mkdir(parents=True)
     (tmp_path / "new.csv").write_text("a,b\n1,2\n")
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "a"}\n')
+    (path / "metrics.jsonl").touch()
     new = f"--input={tmp_path / 'new.csv'}"
     for flags, message in (
         ([], "--workdir is missing"),
@@ -356,6 +372,14 @@ def test_mistakes_are_one_line(pretrained, store, monkeypatch, capfd, tmp_path):
         ([f"--workdir={tmp_path / 'tuned'}", "--mode=fill"], "is fine-tuned and does what it was"),
         ([f"--workdir={tmp_path / 'tuned'}", new], "line 2: there is no column 'sentence1'"),
         ([f"--workdir={path}", "--mode=embed", "--poling=cls"], "did you mean pooling?"),
+        ([f"--workdir={path}", "--mode=embed", "--input="], "--input is empty; give a file"),
+        *(
+            (
+                [f"--workdir={path}", "--mode=fill", f"--input={texts}", f"--output={output}"],
+                "which is the input or a file of the run itself",
+            )
+            for output in (texts, path / "metrics.jsonl")
+        ),
     ):
         code, out, err = run(monkeypatch, capfd, *flags)
         assert (code, out) == (2, ""), flags

@@ -200,12 +200,37 @@ def test_a_directory_without_config_is_refused(tmp_path):
         write_report(tmp_path)
 
 
-@pytest.mark.parametrize(("name", "content"), [("config.json", "{"), ("facts.json", "[1]")])
-def test_a_malformed_file_is_refused_by_name(tmp_path, name, content):
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=re.escape(name)):
+def test_a_malformed_configuration_is_refused_by_name(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match=r"config\.json"):
         write_report(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[1]", "{", '{"step": 3}', b"\xff".decode("latin-1")])
+def test_malformed_facts_are_left_out_with_a_note(tmp_path, content):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "facts.json").write_text(content, encoding="latin-1")
+    text = write_report(tmp_path).read_text()
+    assert ("There is no readable facts.json" in text) == (content != '{"step": 3}')
+
+
+def test_lines_without_finite_numbers_are_left_out_and_counted(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    lines = ['{"step": 1, "eval/loss": 2.5}', '{"step": 2, "eval/loss": NaN}']
+    lines += [f'{{"step": 3, "eval/loss": 1{400 * "0"}}}', '{"step": 4, "eval/loss": -Infinity}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    text = write_report(tmp_path).read_text()
+    assert "cannot be read, 3 in number" in text and "<b>nan" not in text
+
+
+def test_the_output_is_a_page_or_nothing_is_written(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text("{}")
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("")
+    monkeypatch.setattr(sys, "argv", ["report", str(tmp_path), f"--output={path}"])
+    with pytest.raises(UserError, match=r"--output is .*metrics\.jsonl; allowed: .* \.html"):
+        report_command()
+    assert path.read_text() == ""
 
 
 HOSTILE = """<script>alert("x")</script>'&\x1b\u202e"""
@@ -300,7 +325,7 @@ def test_runs_are_compared_by_steps_tokens_and_flops(tmp_path, capfd, monkeypatc
     assert ">FLOPs</text>" in by_flops and re.search(r">1\.\d+T</text>", by_flops)
     assert text.count("Not drawn, as facts.json does not say: no facts.") == 2
     assert len(set(page.ids)) == len(page.ids)
-    assert "<b>no facts</b>: There is no facts.json" in text
+    assert "<b>no facts</b>: There is no readable facts.json" in text
     assert '<th scope="row">seed</th><td>1</td><td>2</td><td>2</td>' in text
     assert '<th scope="row">same</th>' not in text
     assert "$a_&lt;b&gt;" in text
