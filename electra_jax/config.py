@@ -114,6 +114,7 @@ def get_config() -> ConfigDict:
     config.eval_every_steps = 10_000  # on all held-out rows; the last step is always evaluated
     config.max_skipped_updates = 0  # in a row, where a loss or gradient is not finite; then stop
     config.profile_steps = ()  # (first, last): these are profiled for TensorBoard's xprof
+    config.histograms = False  # of parameters at every evaluation, for TensorBoard
     config.wandb = ""  # project of Weights & Biases that gets the metrics, too
     config.resume = "same"  # same | changed: go on with a configuration that is not the run's own
 

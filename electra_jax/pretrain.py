@@ -94,13 +94,7 @@ def make_job(config: ConfigDict, is_new: bool, log: Log) -> Job:
     if is_new and config.generator.init_from:
         run = Path(config.generator.init_from)
         own = generator_weights(run, store.tokenizer, objective.structure())
-        for name in initial.keys() & own.keys():
-            if not name.startswith("generator/") and (initial[name] != own[name]).any():
-                raise UserError(
-                    f"config.generator.init_from is {str(run)!r}, whose {name} is not that of "
-                    f"config.init_from = {config.init_from!r}; config.generator.sharing = 'none' "
-                    "has room for both"
-                )
+        refuse_other_tables(config, initial, own)
         initial |= own
 
     def batches(start: int, share: tuple[int, int]) -> Iterator[dict[str, np.ndarray]]:
@@ -144,10 +138,29 @@ def make_job(config: ConfigDict, is_new: bool, log: Log) -> Job:
             health.begin_of(
                 config.num_train_steps, config.optimizer.warmup_steps, objective.switch_step
             ),
-            objective.is_trained("generator/head", step=0),
+            trains_generator=config.generator.kind == "learned"
+            and (config.algorithm != "two_stage" or config.generator.mle_steps > 0),
         ),
         show=make_show(config, objective, store.tokenizer, held_out),
     )
+
+
+def refuse_other_tables(
+    config: ConfigDict, initial: dict[str, np.ndarray], own: dict[str, np.ndarray]
+) -> None:
+    """Raises UserError where what both networks share is not the same in both sources of weights.
+
+    Args:
+      initial: of `config.init_from`, by path.
+      own: of `config.generator.init_from`; the generator's alone may be others.
+    """
+    for name in sorted(initial.keys() & own.keys()):
+        if not name.startswith("generator/") and not np.array_equal(initial[name], own[name]):
+            raise UserError(
+                f"config.generator.init_from is {config.generator.init_from!r}, whose {name} is "
+                f"not that of config.init_from = {config.init_from!r}; "
+                "config.generator.sharing = 'none' has room for both"
+            )
 
 
 def make_show(

@@ -24,6 +24,7 @@ from electra_jax.console import Console
 from electra_jax.data.tokenizer import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.flops import peak_flops
+from electra_jax.histograms import histograms
 from electra_jax.interruption import Interruption
 from electra_jax.modeling.electra import Params
 from electra_jax.objectives import Objective
@@ -172,6 +173,10 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
                         if is_main:
                             write_samples(workdir, step, texts)
                             writer.write_text(step, "held-out texts", as_markdown(texts))
+                    if config.histograms:
+                        found = histograms(state.params)
+                        if is_main:
+                            writer.write_histograms(step, found)
                     if is_main:
                         write_report(workdir)
                 return results

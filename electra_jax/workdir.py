@@ -27,6 +27,7 @@ FREE_FIELDS = (
     "eval_every_steps",
     "max_skipped_updates",
     "profile_steps",
+    "histograms",
     "wandb",
     "resume",
     "checkpoint.",

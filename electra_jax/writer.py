@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 
 from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboardX.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
 from tensorboardX.proto.tensor_pb2 import TensorProto
 from tensorboardX.record_writer import RecordWriter
 
 from electra_jax.errors import UserError
 from electra_jax.files import write_bytes
+from electra_jax.histograms import Histogram
 from electra_jax.tracking import Track
 
 
@@ -79,6 +80,29 @@ class MetricWriter:
         tensor = TensorProto(dtype="DT_STRING", string_val=[markdown.encode()])
         value = Summary.Value(tag=name, metadata=metadata, tensor=tensor)
         self._add_event(step=step, summary=Summary(value=[value]))
+
+    def write_histograms(self, step: int, found: dict[str, Histogram]) -> None:
+        """Shows by name in TensorBoard how values are spread.
+
+        Raises:
+          OSError: as `write`.
+        """
+        values = [
+            Summary.Value(
+                tag=name,
+                histo=HistogramProto(
+                    min=float(x.edges[0]),
+                    max=float(x.edges[-1]),
+                    num=float(x.counts.sum()),
+                    sum=float(x.sum),
+                    sum_squares=float(x.sum_squares),
+                    bucket_limit=x.edges[1:].tolist(),
+                    bucket=x.counts.tolist(),
+                ),
+            )
+            for name, x in found.items()
+        ]
+        self._add_event(step=step, summary=Summary(value=values))
 
     def _add_event(self, **content) -> None:
         self._tensorboard.write(Event(wall_time=time.time(), **content).SerializeToString())

@@ -187,17 +187,17 @@ BAD_VALUES = {
     "model.scan_unroll": [0],
     "generator.kind": ["bigram"],
     "generator.mle_steps": [-1],
-    "generator.width": [0.0],
-    "generator.depth": [0.0],
+    "generator.width": [0.0, float("inf")],
+    "generator.depth": [0.0, float("inf")],
     "generator.sharing": ["some"],
-    "generator.temperature": [0.0],
-    "generator.temperature_start": [0.0],
+    "generator.temperature": [0.0, 1e-4, float("inf")],
+    "generator.temperature_start": [0.0, 1e-4, float("inf")],
     "masking.mode": ["dirty"],
     "masking.unit": ["sentence"],
     "masking.rate": [0.0, 1.0],
     "masking.mask_token_share": [-0.1, 1.1],
     "masking.random_token_share": [-0.1, 1.1],
-    "loss.generator_weight": [-1.0],
+    "loss.generator_weight": [-1.0, float("inf")],
     "loss.generator_weight_start": [-1.0],
     "loss.discriminator_weight": [-1.0],
     "loss.discriminator_weight_start": [-1.0],
@@ -382,6 +382,53 @@ CLASHES = {
     "a ramp of nothing": (
         {"ramp_steps": 10},
         ["config.ramp_steps is 10", "config.generator.temperature_start"],
+    ),
+    "a ramp beyond the end": (
+        {"ramp_steps": 1_000_001, "loss__discriminator_weight_start": 0.0},
+        ["config.ramp_steps is 1000001", "config.num_train_steps = 1000000"],
+    ),
+    "a ramp that ends before the second stage": (
+        {
+            "algorithm": "two_stage",
+            **FULL_SIZE,
+            "generator__sharing": "gdes",
+            "generator__mle_steps": 100,
+            "ramp_steps": 100,
+            "generator__temperature_start": 2.0,
+        },
+        ["config.generator.temperature_start is 2.0", "ramp_steps = 100", "mle_steps = 100"],
+    ),
+    "the weight of a stage that is not there": (
+        {
+            "algorithm": "two_stage",
+            "generator__sharing": "gdes",
+            "loss__generator_weight": 2.0,
+        },
+        ["config.loss.generator_weight is 2.0", "config.generator.mle_steps = 0"],
+    ),
+    "no time for a policy": (
+        {"algorithm": "adversarial", "generator__mle_steps": 1_000_000},
+        ["config.generator.mle_steps is 1000000", "config.num_train_steps = 1000000"],
+    ),
+    "nothing to train": (
+        {"loss__generator_weight": 0.0, "loss__discriminator_weight": 0.0},
+        ["config.loss.generator_weight and config.loss.discriminator_weight = 0", "nothing"],
+    ),
+    "nothing to train beside a table": (
+        {"generator__kind": "unigram", "loss__discriminator_weight": 0.0},
+        ["config.loss.discriminator_weight = 0", "nothing to train"],
+    ),
+    "other sizes of nothing": (
+        {"init_resize": "positions"},
+        ["config.init_resize is 'positions'", "config.init_from = ''"],
+    ),
+    "best loss of a policy": (
+        {
+            "algorithm": "adversarial",
+            "checkpoint__keep_best": "eval/loss",
+            "checkpoint__every_steps": 10_000,
+        },
+        ["config.checkpoint.keep_best is 'eval/loss'", "config.algorithm = 'adversarial'"],
     ),
     "best verdicts of a reconstruction": (
         {

@@ -1,6 +1,8 @@
 """What can go wrong around a run: each fault is said, and nothing that was saved is lost."""
 
+import json
 import os
+import re
 import resource
 import runpy
 import shutil
@@ -15,6 +17,7 @@ from test_config import assign
 
 from electra_jax import cli, main, workdir
 from electra_jax.config import field, flatten, get_config, model_config
+from electra_jax.errors import UserError
 from electra_jax.modeling.electra import structure
 from electra_jax.writer import read_metrics
 
@@ -176,6 +179,25 @@ def test_what_cannot_be_continued_is_refused_even_so(
     assert run_here(monkeypatch, place, run, "--config.resume=changed", *flags) == 2
     assert capfd.readouterr().err.startswith("error: " + message.format(run=run))
     assert tiny_run.snapshot(run) == before
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "is_refused"), [(10, 5, True), (10, 30, True), (30, 20, True), (30, 40, False)]
+)
+def test_a_second_stage_that_has_begun_does_not_move(was, now, is_refused, tmp_path):
+    """At step 20: its copy of the generator would be missing, or made once more."""
+    config = get_config()
+    config.algorithm = "two_stage"
+    config.generator.mle_steps = was
+    (tmp_path / "checkpoints" / "20").mkdir(parents=True)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    config.resume, config.generator.mle_steps = "changed", now
+    changes = f"config.generator.mle_steps (was {was}, is {now})"
+    if not is_refused:
+        assert workdir.check(config, tmp_path) == [changes]
+        return
+    with pytest.raises(UserError, match=rf"do not fit {re.escape(changes)}; use another"):
+        workdir.check(config, tmp_path)
 
 
 OTHER = {

@@ -16,6 +16,7 @@ from electra_jax.data.wordpiece import WordPiece
 from electra_jax.errors import UserError
 from electra_jax.generator import generator_of, generator_weights
 from electra_jax.objectives import Objective
+from electra_jax.pretrain import refuse_other_tables
 from electra_jax.step import TrainState
 
 SETTINGS = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
@@ -101,3 +102,14 @@ def test_run_without_a_generator_is_refused(tmp_path):
         checkpoints.save(3, TrainState(np.int32(3), {"embeddings": np.zeros(2)}, {}), {}, {})
     with pytest.raises(UserError, match="has no generator"):
         generator_of(tmp_path, TOKENIZER)
+
+
+def test_shared_tables_are_those_of_both_sources_or_refused():
+    config = get_config()
+    config.init_from, config.generator.init_from = "a", "b"
+    table, other = np.zeros(3), np.ones(3)
+    initial = {"embeddings/word": table, "generator/head": table}
+    refuse_other_tables(config, initial, {"embeddings/word": table, "generator/head": other})
+    message = "init_from is 'b', whose embeddings/word is not that of config.init_from = 'a'"
+    with pytest.raises(UserError, match=message):
+        refuse_other_tables(config, initial, {"embeddings/word": other})

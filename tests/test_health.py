@@ -76,6 +76,9 @@ def test_a_generator_that_learns_nothing():
     found = {step: (area, guessing, 0.0) for step, (area, *_) in EVALUATIONS.items()}
     (sentence,) = said(evaluations=found)
     assert "no better than by guessing at step 800 (loss 9.01; guessing has 9.01)" in sentence
+    values = {"eval/mlm_loss": guessing}
+    assert len(Watch(8192, begin=800)(800, values)) == 1
+    assert Watch(8192, begin=800, trains_generator=False)(800, values) == []  # frozen at random
 
 
 @pytest.mark.parametrize("name, losses", [("mlm_loss", MLM), ("rtd_loss", RTD)])

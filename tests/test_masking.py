@@ -92,7 +92,8 @@ def test_budget_positions_and_labels(mode, unit, length, rate):
 
 
 @pytest.mark.parametrize(
-    ("length", "rate", "slots"), [(128, 0.15, 19), (512, 0.15, 79), (512, 0.25, 130)]
+    ("length", "rate", "slots"),
+    [(128, 0.15, 19), (512, 0.15, 79), (512, 0.25, 130), (256, 0.999, 256)],
 )
 def test_number_of_slots(length, rate, slots):
     assert tiny.masking_config(rate=rate).max_predictions(length) == slots

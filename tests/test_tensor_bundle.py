@@ -11,7 +11,7 @@ import pytest
 from electra_jax.errors import UserError
 from electra_jax.interop.tensor_bundle import read_index
 
-WRITTEN_BY_TENSORFLOW = Path(__file__).parent / "tensorflow" / "model.ckpt-7"
+WRITTEN_BY_TENSORFLOW = Path(__file__).parent / "tf_checkpoint" / "model.ckpt-7"
 
 
 def tensors() -> dict[str, np.ndarray]:

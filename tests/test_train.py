@@ -245,6 +245,76 @@ def test_interrupted_run_begins_its_second_stage_at_the_same_step(place, signals
     tiny_run.assert_same_run(place / workdir, place / "stages", 20)
 
 
+STAGES = ["--config.generator.mle_steps=4"]
+VARIANTS = {
+    "mlm": MLM,
+    "electra_15": ["--config.objective=electra_15"],
+    "replace_mlm": ["--config.objective=replace_mlm", "--config.loss.discriminator_weight=1"],
+    "all_tokens_mlm": ["--config.objective=all_tokens_mlm"],
+    "own_tables": ["--config.generator.sharing=none"],
+    "one_network": ["--config.generator.sharing=all"],
+    "gdes": ["--config.generator.sharing=gdes"],
+    "frozen": ["--config.generator.kind=frozen", "--config.generator.sharing=gdes"],
+    "unigram": ["--config.generator.kind=unigram", "--config.generator.width=0.25"],
+    "two_stage": ["--config.algorithm=two_stage", "--config.generator.sharing=gdes", *STAGES],
+    "adversarial": ["--config.algorithm=adversarial", *STAGES],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_objective_and_algorithm_passes_the_tests_of_the_main_job(name, place):
+    """Killed and resumed it is the same run to the bit; on other meshes to rounding."""
+    flags = [*VARIANTS[name], "--config.num_train_steps=10", "--config.eval_every_steps=10"]
+    flags += ["--config.model.dropout=0", "--config.model.attention_dropout=0"]
+    straight = tiny_run.run(place, name, *flags)
+    assert straight.returncode == 0, straight.stderr
+    assert "compiled in" in straight.stdout and "compilations since" not in straight.stdout
+    killed = f"{name}_killed"
+    assert tiny_run.run(place, killed, *flags, signals="9:SIGKILL").returncode == -9
+    resumed = tiny_run.run(place, killed, *flags)
+    assert "resuming at step 7\n" in resumed.stdout, resumed.stderr
+    tiny_run.assert_same_run(place / killed, place / name, 10)
+    losses = losses_of(place / name)
+    assert len(losses) == 11
+    for mesh, options in {
+        "sharded": ["--config.parallel.fsdp=2", "--config.parallel.tensor=2"],
+        "pmapped": ["--config.parallel.api=pmap"],
+    }.items():
+        other = tiny_run.run(place, f"{name}_{mesh}", *flags, *options, devices=8)
+        assert other.returncode == 0, other.stderr
+        assert "compilations since" not in other.stdout
+        found = losses_of(place / f"{name}_{mesh}")
+        assert found == [pytest.approx(row, rel=1e-4) for row in losses]
+
+
+def losses_of(workdir: Path) -> list[dict]:
+    """Of each step, and of the evaluation."""
+    return [
+        {key: value for key, value in row.items() if key.endswith("loss")}
+        for row in read_metrics(workdir)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        ("loss.discriminator_weight", "the discriminator tells replaced tokens from others no bet"),
+        pytest.param(
+            "loss.generator_weight",
+            "the generator predicts tokens no better than by guessing",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_run_without_a_loss_is_warned_of_in_words(
+    flag, sentence, place, straight, monkeypatch, capfd
+):
+    flags = [f"--config.{flag}=0", "--config.num_train_steps=7"]
+    assert run_here(monkeypatch, place, flag, *flags) == 0
+    assert f"warning: {sentence}" in capfd.readouterr().out
+
+
 @pytest.mark.slow
 def test_frozen_generator_of_another_run_stays_what_it_was(place, straight, monkeypatch, capfd):
     """All of it, weight decay or not; and reconstruction metrics are those of the contract."""

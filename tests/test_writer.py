@@ -1,16 +1,22 @@
 import contextlib
 import json
 import math
+import re
 import struct
 import sys
 import types
 
+import numpy as np
 import pytest
+import tiny
+from ml_collections import ConfigDict
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import RecordWriter
 
+from electra_jax import parallel
 from electra_jax.config import get_config, validate
 from electra_jax.errors import UserError
+from electra_jax.histograms import Histogram, histograms
 from electra_jax.tracking import tracked
 from electra_jax.writer import MetricWriter, read_metrics
 
@@ -189,3 +195,45 @@ def test_weights_and_biases_must_be_installed(monkeypatch):
     config.wandb = "mine"
     with pytest.raises(UserError, match=r"config.wandb is 'mine'; .* not installed: pip install"):
         validate(config, 1)
+
+
+@pytest.mark.parametrize("axes", [(8, 1, 1), (2, 2, 2)])
+def test_histograms_are_numpys_of_each_layer_wherever_the_parameters_are(axes, tmp_path):
+    sizes = ConfigDict(dict(zip(("data", "fsdp", "tensor"), axes, strict=True)))
+    mesh = parallel.make_mesh(sizes)
+    params = parallel.make_program(mesh, tiny.objective(), tiny.optimizer(), 0).init().params
+    with MetricWriter(tmp_path, start_step=0) as writer:
+        writer.write_histograms(7, histograms(params))
+    (event,) = [event for event in read_events(tmp_path) if event.step == 7]
+    found = {value.tag: value.histo for value in event.summary.value}
+    arrays = tiny.flat(params)
+    assert "discriminator/encoder/layers/1/up/kernel" in found and "embeddings/word" in found
+    assert sum(histo.num for histo in found.values()) == sum(x.size for x in arrays.values())
+    for tag, histo in found.items():
+        name, layer = re.subn(r"/layers/\d+/", "/layers/", tag)
+        values = arrays[name][int(re.search(r"/(\d+)/", tag)[1])] if layer else arrays[name]
+        counts, edges = np.histogram(values, 64)
+        # A value on an edge may be rounded to either side of it.
+        np.testing.assert_allclose(np.cumsum(histo.bucket), np.cumsum(counts), atol=2, err_msg=tag)
+        np.testing.assert_allclose(histo.bucket_limit, edges[1:], rtol=1e-5, atol=1e-6)
+        assert histo.sum == pytest.approx(values.sum(), rel=1e-4, abs=1e-3)
+        assert histo.sum_squares == pytest.approx(np.square(values).sum(), rel=1e-4)
+
+
+def test_tensorboard_lists_what_was_written(tmp_path):
+    """TensorBoard itself, where it is installed."""
+    accumulators = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="needs TensorBoard: pip install tensorboard",
+    )
+    log(tmp_path, [1, 2, 3])
+    with MetricWriter(tmp_path, start_step=3) as writer:
+        writer.write_text(4, "held-out texts", "| a |")
+        values = np.arange(4.0)
+        counts, edges = np.histogram(values, 64)
+        writer.write_histograms(4, {"a": Histogram(counts, edges, 6.0, 14.0)})
+    found = accumulators.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert sorted(found.Tags()["scalars"]) == ["learning_rate", "train/mlm_loss"]
+    assert [event.step for event in found.Scalars("train/mlm_loss")] == [1, 2, 3]
+    assert "held-out texts" in str(found.Tags()["tensors"])
+    assert "a" in str(found.Tags())

@@ -59,8 +59,10 @@ def snapshot(directory: Path) -> dict[str, str]:
     }
 
 
-def start(place: Path, workdir: str, *flags: str, signals: str = "", **options) -> subprocess.Popen:
-    """A run in a process of its own, on one device; batches are recorded in `WORKDIR.batches`."""
+def start(
+    place: Path, workdir: str, *flags: str, signals: str = "", devices: int = 1, **options
+) -> subprocess.Popen:
+    """A run in a process of its own; batches are recorded in `WORKDIR.batches`."""
     return subprocess.Popen(
         [
             *(sys.executable, __file__, f"{workdir}.batches", signals, workdir),
@@ -70,7 +72,7 @@ def start(place: Path, workdir: str, *flags: str, signals: str = "", **options) 
         env=os.environ
         | {
             "JAX_PLATFORMS": "cpu",
-            "JAX_NUM_CPU_DEVICES": "1",
+            "JAX_NUM_CPU_DEVICES": str(devices),
             "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
             "JAX_COMPILATION_CACHE_DIR": str(place.parent / "compiled"),  # for all modules
             "PYTHONPATH": str(Path(cli.__file__).parents[1]),
@@ -82,9 +84,9 @@ def start(place: Path, workdir: str, *flags: str, signals: str = "", **options) 
     )
 
 
-def run(place: Path, workdir: str, *flags: str, signals: str = "") -> subprocess.CompletedProcess:
+def run(place: Path, workdir: str, *flags: str, **options) -> subprocess.CompletedProcess:
     """`start`, and wait for the end."""
-    process = start(place, workdir, *flags, signals=signals)
+    process = start(place, workdir, *flags, **options)
     out, err = process.communicate()
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
@@ -111,7 +113,7 @@ def assert_same_run(found: Path, expected: Path, step: int) -> None:
     assert lines(found) == lines(expected)
     expected_arrays, found_arrays = arrays(expected, step), arrays(found, step)
     assert expected_arrays.keys() == found_arrays.keys()
-    assert any("discriminator" in name for name in expected_arrays)
+    assert any("encoder" in name for name in expected_arrays)
     for name, value in expected_arrays.items():
         np.testing.assert_array_equal(found_arrays[name], value, strict=True, err_msg=name)
 

@@ -97,6 +97,7 @@ def get_config() -> ConfigDict:
     config.patience = 0  # evaluations without a better score, after which to stop; 0: never
     config.max_skipped_updates = 0
     config.profile_steps = ()  # (first, last): these are profiled for TensorBoard's xprof
+    config.histograms = False  # of parameters at every evaluation, for TensorBoard
     config.wandb = ""  # project of Weights & Biases that gets the metrics, too
     config.resume = "same"
     config.checkpoint = checkpoint = ConfigDict()
