@@ -71,14 +71,14 @@ def train_all(num_steps: int) -> None:
     """Trains every row at its tiny size; the token store is made once."""
     failed = []
     with tempfile.TemporaryDirectory() as directory:
-        for path, row, _ in recipes():
+        for path, row, config in recipes():
             started = time.monotonic()
             workdir = Path(directory) / f"{path.stem}-{row}"
             command = [
                 *(sys.executable, "-m", "electra_jax.main", f"--workdir={workdir}"),
                 f"--config={path}:{row},tiny",
                 *(f"--config.num_train_steps={num_steps}", "--config.log_every_steps=10"),
-                f"--config.generator.mle_steps={num_steps // 2 if row == 'two_stage' else 0}",
+                f"--config.generator.mle_steps={num_steps // 2 * (config.algorithm != 'joint')}",
             ]
             done = subprocess.run(command, capture_output=True, text=True)
             name = f"{path.stem}.py:{row},tiny"

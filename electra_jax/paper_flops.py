@@ -19,18 +19,28 @@ OUTPUT_SHARE = 0.15625
 
 def layer(config: EncoderConfig, length: int) -> int:
     """Forward operations per token of one layer."""
-    h, i, heads = config.hidden_size, config.intermediate_size, config.num_heads
-    attention = (
-        3 * 2 * h * h + 3 * h  # queries, keys, values and their biases
-        + 2 * h * length  # products of queries and keys
+    return attention(config, length, config.hidden_size) + feed_forward(config)
+
+
+def attention(config: EncoderConfig, length: int, projected: int) -> int:
+    """Of the attention of a layer; `projected` is the width of all its heads together."""
+    h, heads = config.hidden_size, config.num_heads
+    return (
+        3 * 2 * h * projected + 3 * projected  # queries, keys, values and their biases
+        + 2 * projected * length  # products of queries and keys
         + SOFTMAX * length * heads + DROPOUT * length * heads + length * heads  # and scaling
         + 2 * h * length  # weighted sum of values
         + 2 * h * h + h  # output
+        + DROPOUT * h + h  # added to what came in
+        + LAYER_NORM  # the script leaves its width out
     )  # fmt: skip
-    residual = DROPOUT * h + h
-    feed_forward = 2 * h * i + ACTIVATION * i + i + 2 * h * i + h
-    # The script leaves the width out of the first of the two normalisations.
-    return attention + residual + LAYER_NORM + feed_forward + residual + LAYER_NORM * h
+
+
+def feed_forward(config: EncoderConfig) -> int:
+    """Of the feed-forward part of a layer."""
+    h, i = config.hidden_size, config.intermediate_size
+    inner = 2 * h * i + ACTIVATION * i + i + 2 * h * i + h
+    return inner + DROPOUT * h + h + LAYER_NORM * h
 
 
 def embeddings(config: EncoderConfig, length: int) -> int:

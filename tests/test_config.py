@@ -133,6 +133,17 @@ def test_recipes_tell_their_true_parameter_count(name):
     assert f"\n{count:,} parameters" in text
 
 
+@pytest.mark.parametrize("sharing", ["embeddings", "none", "all", "gdes"])
+def test_the_table_of_sharing_modes_has_their_true_parameter_counts(sharing):
+    config = recipe("base")
+    config.generator.sharing = sharing
+    parameters = structure(model_config(config, VOCAB))[1]
+    count = sum(x.size for x in jax.tree.leaves(parameters))
+    lines = (Path(__file__).parents[1] / "docs" / "objectives.md").read_text().splitlines()
+    (row,) = [line for line in lines if line.startswith(f"| `{sharing}` |")]
+    assert row.endswith(f" {count:,} |")
+
+
 def test_the_default_is_complete_and_locked():
     with pytest.raises(AttributeError, match="learning_rat"):
         get_config().optimizer.learning_rat = 1.0

@@ -58,6 +58,16 @@ def test_totals_of_others(sizes, batch_size, steps, output_share, total):
     assert f"{2 * batch_size * steps * 512 * per_token:.3e}" == total
 
 
+def test_total_of_t5():
+    """T5-11B has heads wider than its layers, and a decoder that attends twice."""
+    config = EncoderConfig(32_000, 1024, 1024, 24, 128, 65_536)
+    attention = paper_flops.attention(config, 512, 128 * 128)
+    around = paper_flops.feed_forward(config) * 24 + paper_flops.embeddings(config, 512)
+    encoder, decoder = 24 * attention + around, 24 * 2 * attention + around
+    per_token = encoder + decoder + paper_flops.masked_lm_head(config)
+    assert f"{2 * 2048 * 1_000_000 * 512 * per_token:.3e}" == "4.582e+22"
+
+
 @pytest.mark.parametrize(
     ("name", "flops"), [("small", "3.68e+09"), ("base", "2.86e+10"), ("large", "8.75e+10")]
 )
