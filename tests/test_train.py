@@ -267,24 +267,25 @@ def test_every_objective_and_algorithm_passes_the_tests_of_the_main_job(name, pl
     """Killed and resumed it is the same run to the bit; on other meshes to rounding."""
     flags = [*VARIANTS[name], "--config.num_train_steps=10", "--config.eval_every_steps=10"]
     flags += ["--config.model.dropout=0", "--config.model.attention_dropout=0"]
-    straight = tiny_run.run(place, name, *flags)
+    run = f"every_{name}"
+    straight = tiny_run.run(place, run, *flags)
     assert straight.returncode == 0, straight.stderr
     assert "compiled in" in straight.stdout and "compilations since" not in straight.stdout
-    killed = f"{name}_killed"
+    killed = f"{run}_killed"
     assert tiny_run.run(place, killed, *flags, signals="9:SIGKILL").returncode == -9
     resumed = tiny_run.run(place, killed, *flags)
     assert "resuming at step 7\n" in resumed.stdout, resumed.stderr
-    tiny_run.assert_same_run(place / killed, place / name, 10)
-    losses = losses_of(place / name)
+    tiny_run.assert_same_run(place / killed, place / run, 10)
+    losses = losses_of(place / run)
     assert len(losses) == 11
     for mesh, options in {
         "sharded": ["--config.parallel.fsdp=2", "--config.parallel.tensor=2"],
         "pmapped": ["--config.parallel.api=pmap"],
     }.items():
-        other = tiny_run.run(place, f"{name}_{mesh}", *flags, *options, devices=8)
+        other = tiny_run.run(place, f"{run}_{mesh}", *flags, *options, devices=8)
         assert other.returncode == 0, other.stderr
         assert "compilations since" not in other.stdout
-        found = losses_of(place / f"{name}_{mesh}")
+        found = losses_of(place / f"{run}_{mesh}")
         assert found == [pytest.approx(row, rel=1e-4) for row in losses]
 
 
