@@ -19,6 +19,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from absl import logging
 from orbax.checkpoint.checkpoint_managers import preservation_policy as preservation
 
 from electra_jax import processes
@@ -207,18 +208,15 @@ def restore_params(directory: Path, step: int | None = None) -> tuple[int, Param
         found = ", ".join(map(str, steps))
         raise UserError(f"{directory}: there is no checkpoint of step {step}; there are {found}")
     step = steps[-1] if step is None else step
-    options = ocp.CheckpointManagerOptions(read_only=True)
-    as_json = ocp.JsonCheckpointHandler()  # not read; Orbax warns of items without a handler
-    handlers = {
-        "state": ocp.PyTreeCheckpointHandler(),
-        "progress": as_json,
-        "provenance": as_json,
-        "metrics": as_json,
-    }
+    options = ocp.CheckpointManagerOptions(read_only=True, save_interval_steps=0, create=False)
+    handlers = {"state": ocp.PyTreeCheckpointHandler()}
     try:
-        with ocp.CheckpointManager(
-            directory.absolute(), options=options, item_handlers=handlers
-        ) as manager:
+        with (
+            _only_errors_logged(),
+            ocp.CheckpointManager(
+                directory.absolute(), options=options, item_handlers=handlers
+            ) as manager,
+        ):
             params = manager.item_metadata(step)["state"].tree["params"]
             as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), params)
             wanted = ocp.args.PyTreeRestore(
@@ -230,6 +228,17 @@ def restore_params(directory: Path, step: int | None = None) -> tuple[int, Param
         raise UserError(
             f"{(directory / str(step)).absolute()} cannot be read: {reason(error)}"
         ) from error
+
+
+@contextlib.contextmanager
+def _only_errors_logged() -> Iterator[None]:
+    """Orbax warns of reading without writing, and of what is not read."""
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def reason(error: Exception) -> str:

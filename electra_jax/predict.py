@@ -49,7 +49,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import flags, logging
+from absl import flags
 
 from electra_jax.errors import UserError
 from electra_jax.workdir import RUN_FILES
@@ -91,7 +91,6 @@ def main() -> None:
     from electra_jax import cli
     from electra_jax.workdir import load_config
 
-    logging.set_verbosity(logging.ERROR)  # of Orbax, which warns of what is no fault
     values = cli.parse(predict_flags(), __doc__)
     if not values.workdir:
         raise UserError("--workdir is missing; give the directory of a run")
