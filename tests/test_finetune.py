@@ -469,6 +469,10 @@ def test_stopped_and_resumed_is_the_same(place):
             {"trials_at_once": 2, "parallel.fsdp": 8},
             "config.parallel.fsdp is 8; with config.trials_at_once = 2 it must be 1",
         ),
+        (
+            {"trials_at_once": 2, "histograms": True},
+            "config.histograms is True; with config.trials_at_once = 2 it must be False",
+        ),
         ({"batch_size": 12}, "config.batch_size is 12; allowed: a multiple of 8"),
         ({"data.labels": (0, 1)}, r"config.data.labels is \(0, 1\); allowed: text, each once"),
         ({"data.labels": ("a", "a")}, "config.data.labels is .* allowed: text, each once"),

@@ -218,6 +218,7 @@ def clashes(config: ConfigDict) -> Iterator[str]:
             ("parallel.tensor", 1),
             ("parallel.shard_optimizer", False),
             ("checkpoint.keep_best", False),
+            ("histograms", False),
         ):
             if (found := configuration.field(config, name)) != needed:
                 yield (
