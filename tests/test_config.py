@@ -157,6 +157,7 @@ def test_the_default_is_complete_and_locked():
         "generator.init_from",
         "generator.disallow_correct",
         "parallel.shard_optimizer",
+        "histograms",
     }
 
 
