@@ -27,7 +27,7 @@ CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACC
 CANNOT_WRITE |= {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 NO_READER = 128 + signal.SIGPIPE
 
-RECIPE = re.compile(r"--?config=([^:]+)")
+RECIPE = re.compile(r"--?config=([^:]*)")
 OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 
 
@@ -146,10 +146,10 @@ def parse_with_recipe(values: flags.FlagValues, doc: str) -> tuple[ConfigDict, P
     for name in (match[1] for match in map(OVERRIDE.match, sys.argv[1:]) if match):
         if name not in names:
             raise UserError(f"there is no field config.{name}{hint(name, names)}")
-    given = (match[1] for match in map(RECIPE.match, sys.argv[1:]) if match)
-    path = Path(next(given, ""))
-    if {"--config=", "-config="} & {*sys.argv[1:]}:
+    given = [match[1] for match in map(RECIPE.match, sys.argv[1:]) if match]
+    if given and not given[0]:
         raise UserError("--config is empty; give a recipe, e.g. --config=configs/tiny.py")
+    path = Path(*given[:1])
     if path.name and not path.is_file():
         raise UserError(f"--config: there is no file {path}")
     try:

@@ -402,20 +402,19 @@ def without_effect(config: ConfigDict) -> Iterator[tuple[str, tuple[str, ...]]]:
 def training_clashes(config: ConfigDict) -> Iterator[str]:
     """Sentences about objectives, generators and algorithms that do not fit each other."""
     generator, default = config.generator, flatten(get_config())
-    inert, changed = set(), set()
+    inert = set()
     for cause, names in without_effect(config):
         inert |= {*names}
         for name in names:
             value = field(config, name)
             if value != default[name]:
-                changed.add(name)
                 yield (
                     f"config.{name} is {value!r}, which has no effect with config.{cause} = "
                     f"{field(config, cause)!r}; leave it at {default[name]!r}"
                 )
     started = [name for name in STARTS if field(config, f"{name}_start") is not None]
     for name in started:
-        if not config.ramp_steps and f"{name}_start" not in changed:
+        if not config.ramp_steps and f"{name}_start" not in inert:
             yield (
                 f"config.{name}_start is {field(config, f'{name}_start')}, which has no effect "
                 "with config.ramp_steps = 0; say in how many updates it is left behind"
@@ -434,7 +433,7 @@ def training_clashes(config: ConfigDict) -> Iterator[str]:
     if not any(field(config, name) or field(config, f"{name}_start") for name in weights):
         names = " and ".join(f"config.{name}" for name in weights)
         yield f"{names} = 0 leave nothing to train"
-    if (cause := not_measuring(config)) and cause not in changed:
+    if (cause := not_measuring(config)) and cause not in inert:
         yield (
             f"config.checkpoint.keep_best is {config.checkpoint.keep_best!r}, which "
             f"config.{cause} = {field(config, cause)!r} does not measure"

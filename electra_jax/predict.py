@@ -52,7 +52,7 @@ import numpy as np
 from absl import flags
 
 from electra_jax.errors import UserError
-from electra_jax.workdir import RUN_FILES
+from electra_jax.workdir import RUN_FILES, load_config
 
 # Imported where they are used: what is slow to import and not needed by every mode.
 
@@ -89,7 +89,6 @@ class Model:
 def main() -> None:
     """Answer a file, or standard input."""
     from electra_jax import cli
-    from electra_jax.workdir import load_config
 
     values = cli.parse(predict_flags(), __doc__)
     if not values.workdir:

@@ -221,7 +221,9 @@ def test_termination_is_one_line_even_before_training(place, monkeypatch, capfd)
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EISDIR])
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EISDIR]
+)
 def test_nothing_can_be_written_is_one_line(monkeypatch, capfd, number):
     def full():
         raise OSError(number, os.strerror(number), "run/config.json.tmp")

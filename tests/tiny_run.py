@@ -108,12 +108,12 @@ def lines(workdir: Path) -> list[dict]:
     ]
 
 
-def assert_same_run(found: Path, expected: Path, step: int) -> None:
+def assert_same_run(found: Path, expected: Path, step: int, network: str = "discriminator") -> None:
     """The same parameters and moments to the bit, the same metrics in the same order."""
     assert lines(found) == lines(expected)
     expected_arrays, found_arrays = arrays(expected, step), arrays(found, step)
     assert expected_arrays.keys() == found_arrays.keys()
-    assert any("encoder" in name for name in expected_arrays)
+    assert any(network in name for name in expected_arrays)
     for name, value in expected_arrays.items():
         np.testing.assert_array_equal(found_arrays[name], value, strict=True, err_msg=name)
 

@@ -21,12 +21,11 @@ from electra_jax.config import get_config
 from electra_jax.data import tokenizer as tokenizers
 from electra_jax.errors import UserError
 from electra_jax.finetune import squad, tagging
-from electra_jax.finetune.buckets import trimmed
 from electra_jax.finetune.files import read_lines
 from electra_jax.finetune.sentences import text
 from electra_jax.finetune.tables import is_json_lines, read_table
 from electra_jax.finetune.task import TRAIN, Task
-from electra_jax.finetune.trials import feature_rows, make_objective, make_task
+from electra_jax.finetune.trials import feature_rows, make_objective, make_task, to_predict
 from electra_jax.prediction import predict_rows
 from electra_jax.workdir import chosen_step, load_config
 
@@ -60,9 +59,7 @@ def load(workdir: Path, step: int | None, batch_size: int) -> tuple[Task, Respon
     def respond(examples: Sequence[Any]) -> list[Answer]:
         if not examples:
             return []
-        features = trimmed(
-            task.features(examples, tokenizer, config.data.max_length, training=False)
-        )
+        features = to_predict(task, examples, tokenizer, config.data.max_length)
         outputs = predict_rows(predict, params, feature_rows(features), rows_at_once)
         predictions = task.predict(examples, features, outputs)
         return [answer(task, guess) for guess in predictions]

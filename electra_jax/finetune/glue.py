@@ -8,6 +8,7 @@ or from TensorFlow's data sets (`tfds:glue`). The files are tab-separated withou
 quotation mark is a character like any other.
 """
 
+import io
 import math
 import os
 import zipfile
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from electra_jax.errors import UserError
-from electra_jax.files import write_text
+from electra_jax.files import write_bytes, write_text
 from electra_jax.finetune.files import read_data_set, read_lines
 from electra_jax.finetune.sentences import Example, Prediction, SentenceTask
 from electra_jax.finetune.task import TRAIN, Head, Log
@@ -299,9 +300,8 @@ def zip_submission(files: Sequence[Path], path: Path) -> Path:
             f"{path}: {', '.join(f'{name}.tsv' for name in missing)} missing; a submission has "
             "predictions of all tasks"
         )
-    temporary = path.with_name(f"{path.name}.tmp")
-    with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in SUBMISSION:
             archive.write(found[name], f"{name}.tsv")
-    temporary.replace(path)
-    return path
+    return write_bytes(path, content.getvalue())

@@ -285,7 +285,11 @@ def read_squad(path: str | Path) -> Iterator[Example]:
     Raises:
       UserError: the file cannot be read or lacks something; names the place in it.
     """
-    document = read_json(path)
+    return questions_of(read_json(path), path)
+
+
+def questions_of(document: Any, path: str | Path) -> Iterator[Example]:
+    """As `read_squad`, of what the file at `path` holds."""
     for a, article in enumerate(_get(document, "data", list, f"{path}: ")):
         at = f"{path}: data[{a}]."
         for p, paragraph in enumerate(_get(article, "paragraphs", list, at)):

@@ -168,9 +168,10 @@ def main() -> None:
 def _score_files(
     data: str, predictions: str, null_odds: str | None, null_threshold: float
 ) -> dict[str, float]:
-    from electra_jax.finetune.squad import check_ids, read_squad
+    from electra_jax.finetune.squad import check_ids, questions_of
 
-    examples = list(read_squad(data))
+    document = read_json(data)
+    examples = list(questions_of(document, data))
     check_ids(examples, data)
     gold = {}
     for example in examples:
@@ -178,7 +179,7 @@ def _score_files(
             raise UserError(f"{data}: question {example.id!r} has no answers; nothing to score")
         gold[example.id] = [answer.text for answer in example.answers]
     texts = _by_id(predictions, str, "text")
-    if all(gold.values()) and not str(read_json(data).get("version", "")).startswith("v2"):
+    if all(gold.values()) and not str(document.get("version", "")).startswith("v2"):
         if null_odds is not None:
             raise UserError(f"--null_odds is given, but all questions of {data} have an answer")
         scores = score_v1(gold, texts)

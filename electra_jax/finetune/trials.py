@@ -101,8 +101,7 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
     splits = []
     for name in (*task.eval_splits, *task.test_splits):
         examples = read_split(config, task, name)
-        features_of_split = task.features(examples, tokenizer, max_length, training=False)
-        splits.append(Split(name, examples, trimmed(features_of_split)))
+        splits.append(Split(name, examples, to_predict(task, examples, tokenizer, max_length)))
     config = complete(config, task, pretrained.encoder_config, len(features["example"]))
     work = make_work(config, task, pretrained, features, splits)
     numbers = range(config.num_trials)
@@ -133,6 +132,11 @@ def read_split(config: ConfigDict, task: Task, name: str) -> Sequence:
         place = "source" if config.data.kind == "glue" else name
         raise UserError(f"config.data.{place} is {config.data[place]!r}: {name} has no examples")
     return examples
+
+
+def to_predict(task: Task, examples: Sequence, tokenizer: Tokenizer, max_length: int) -> Arrays:
+    """Features of examples that are not trained on."""
+    return trimmed(task.features(examples, tokenizer, max_length, training=False))
 
 
 def make_work(
