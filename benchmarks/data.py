@@ -21,13 +21,15 @@ from absl import flags
 from ml_collections import ConfigDict
 from tokenizers import BertWordPieceTokenizer
 
-from electra_jax import cli, parallel
+from electra_jax import cli
 from electra_jax.config import get_config
 from electra_jax.data import layout, loader, reader, sources
+from electra_jax.data.preparation import prepare
 from electra_jax.data.workers import num_cores
 from electra_jax.objectives import make_objective
-from electra_jax.optimizer import OptimizerConfig
-from electra_jax.prepare import prepare
+from electra_jax.sharding.mesh import make_mesh
+from electra_jax.training.optimizer import OptimizerConfig
+from electra_jax.training.program import make_program
 
 PARTS = ("prepare", "memory", "loader")
 FLAGS = flags.FlagValues()
@@ -144,8 +146,8 @@ def measure_loader(directory: Path, corpus: Path) -> None:
 
     objective = make_objective(config, store.tokenizer)
     optimizer = OptimizerConfig(num_steps=config.num_train_steps, **config.optimizer)
-    mesh = parallel.make_mesh(config.parallel)
-    program = parallel.make_program(mesh, objective, optimizer, config.seed)
+    mesh = make_mesh(config.parallel)
+    program = make_program(mesh, objective, optimizer, config.seed)
     state = program.init()
     seconds = []
     for batch in batches(ROUNDS.value + 1):

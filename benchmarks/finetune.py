@@ -16,12 +16,14 @@ import numpy as np
 from absl import flags
 
 from electra_jax import cli
-from electra_jax.finetune import trials
+from electra_jax.finetune.assembly import make_task
 from electra_jax.finetune.config import get_config
 from electra_jax.finetune.task import Task
 from electra_jax.interop.pretrained import load_encoder
-from electra_jax.parallel import Program
-from electra_jax.train import Job
+from electra_jax.jobs import finetuning
+from electra_jax.jobs.finetuning import complete, make_work
+from electra_jax.training.loop import Job
+from electra_jax.training.program import Program
 
 FLAGS = flags.FlagValues()
 SOURCE = flags.DEFINE_string("source", "glue", "directory of the GLUE files", flag_values=FLAGS)
@@ -92,8 +94,8 @@ def make_job(config, length_buckets: int, *parts) -> Job:
     """That of a run, for its program and its batches; `parts` are those of `trials.make_work`."""
     config = config.copy_and_resolve_references()
     config.data.length_buckets = length_buckets
-    work = trials.make_work(config, *parts, splits=())
-    return trials.make_job(config, work, work.program, (config.seed,), lambda *_: None)
+    work = make_work(config, *parts, splits=())
+    return finetuning.make_job(config, work, work.program, (config.seed,), lambda *_: None)
 
 
 def main() -> None:
@@ -106,11 +108,11 @@ def main() -> None:
     pretrained = load_encoder(WEIGHTS.value)
     config.model.remat = "none"  # memory to spare
     config.model.scan_unroll = pretrained.encoder_config.num_layers
-    task = trials.make_task(config)
+    task = make_task(config)
     features = task.features(
         task.read("train"), pretrained.tokenizer, MAX_LENGTH.value, training=True
     )
-    config = trials.complete(config, task, pretrained.encoder_config, len(features["label"]))
+    config = complete(config, task, pretrained.encoder_config, len(features["label"]))
     parts = task, pretrained, features
     job, shuffled = (make_job(config, n, *parts) for n in (config.data.length_buckets, 1))
     ours, theirs = our_step(job.program), torch_step(config, task)

@@ -16,14 +16,15 @@ import jax
 import numpy as np
 
 from configs.tiny import get_config
-from electra_jax import parallel
 from electra_jax.config import model_config
-from electra_jax.console import Console
-from electra_jax.masking import MaskingConfig
+from electra_jax.monitoring.console import Console
+from electra_jax.monitoring.progress import Progress, compilations
+from electra_jax.monitoring.writer import MetricWriter
 from electra_jax.objectives.electra import ReplacedTokenDetection
-from electra_jax.optimizer import OptimizerConfig
-from electra_jax.progress import Progress, compilations
-from electra_jax.writer import MetricWriter
+from electra_jax.objectives.masking import MaskingConfig
+from electra_jax.sharding.mesh import make_mesh
+from electra_jax.training.optimizer import OptimizerConfig
+from electra_jax.training.program import make_program
 
 BLOCK, BLOCKS = 20, 30  # steps; blocks with the display, and as many without
 
@@ -43,7 +44,7 @@ def main() -> None:
     masking = MaskingConfig(**config.masking, vocab_size=vocab, mask_id=4, unmaskable_ids=(2, 3, 4))
     objective = ReplacedTokenDetection(model_config(config, vocab), masking)
     optimizer = OptimizerConfig(num_steps=config.num_train_steps, **config.optimizer)
-    program = parallel.make_program(parallel.make_mesh(config.parallel), objective, optimizer, 0)
+    program = make_program(make_mesh(config.parallel), objective, optimizer, 0)
     ids = np.random.default_rng(0).integers(5, vocab, (config.batch_size, length), np.int32)
     ones = np.ones_like(ids)
     places = np.arange(length, dtype=np.int32)

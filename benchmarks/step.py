@@ -18,12 +18,14 @@ import jax
 import numpy as np
 from absl import flags
 
-from electra_jax import cli, parallel
+from electra_jax import cli
 from electra_jax.config import get_config
 from electra_jax.data import layout
+from electra_jax.data.preparation import prepare
 from electra_jax.objectives import make_objective
-from electra_jax.optimizer import OptimizerConfig
-from electra_jax.prepare import prepare
+from electra_jax.sharding.mesh import make_mesh
+from electra_jax.training.optimizer import OptimizerConfig
+from electra_jax.training.program import make_program
 
 FLAGS = flags.FlagValues()
 BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "rows in a batch", flag_values=FLAGS)
@@ -36,8 +38,8 @@ def our_step(config, store) -> Callable[[dict[str, np.ndarray]], None]:
     """One compiled train step, as in a run."""
     objective = make_objective(config, store.tokenizer)
     optimizer = OptimizerConfig(num_steps=config.num_train_steps, **config.optimizer)
-    mesh = parallel.make_mesh(config.parallel)
-    program = parallel.make_program(mesh, objective, optimizer, config.seed)
+    mesh = make_mesh(config.parallel)
+    program = make_program(mesh, objective, optimizer, config.seed)
     state = program.init()
 
     def step(batch: dict[str, np.ndarray]) -> None:

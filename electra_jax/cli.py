@@ -16,10 +16,11 @@ from typing import NoReturn
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from electra_jax.config import flatten, get_config
+from electra_jax.config import get_config
 from electra_jax.errors import UserError
 from electra_jax.finetune.config import get_config as finetuning_config
-from electra_jax.interruption import EXIT_CODE, Stopped, exit_now
+from electra_jax.run.interruption import EXIT_CODE, Stopped, exit_now
+from electra_jax.settings import flatten
 
 # What a full disk, a quota, a limit, a read-only file system and missing permission are called;
 # and what a path is that a file or directory cannot have.

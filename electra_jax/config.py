@@ -6,18 +6,32 @@ The defaults are the paper's ELECTRA-Small (spec 4.4). A recipe in `configs/` st
 
 import dataclasses
 import importlib.util
-import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
-import jax
-import jax.numpy as jnp
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import ElectraConfig
 from electra_jax.modeling.encoder import REMAT_POLICIES, EncoderConfig
+from electra_jax.modeling.precision import compute_dtype
+from electra_jax.modeling.sizes import num_heads
+from electra_jax.settings import (
+    COUNT,
+    FRACTION,
+    NOT_NEGATIVE,
+    OPTIONAL_COUNT,
+    OPTIONAL_NOT_NEGATIVE,
+    POSITIVE,
+    RATE,
+    SHARE,
+    TEMPERATURE,
+    Check,
+    check_fields,
+    field,
+    flatten,
+    one_of,
+)
 
 
 def get_config() -> ConfigDict:
@@ -127,6 +141,8 @@ def get_config() -> ConfigDict:
 
 
 OBJECTIVES = ("electra", "electra_15", "replace_mlm", "all_tokens_mlm", "mlm")
+
+
 BEST_METRICS = {  # and whether larger is better
     "eval/loss": False,
     "eval/mlm_loss": False,
@@ -138,24 +154,8 @@ BEST_METRICS = {  # and whether larger is better
     "eval/reconstruction_accuracy": True,
 }
 
+
 DISCRIMINATOR_HEADS = {"replace_mlm": "masked_lm", "all_tokens_mlm": "copy"}
-
-Check = tuple[Callable[[Any], bool], str]
-POSITIVE: Check = (lambda x: 0 < x < math.inf, "a number above 0")
-COUNT: Check = (lambda x: x >= 1, "at least 1")
-OPTIONAL_NOT_NEGATIVE: Check = (lambda x: x is None or 0 <= x < math.inf, "0 or more")
-OPTIONAL_COUNT: Check = (lambda x: x is None or x >= 1, "at least 1")
-NOT_NEGATIVE: Check = (lambda x: 0 <= x < math.inf, "0 or more")
-SHARE: Check = (lambda x: 0 <= x <= 1, "between 0 and 1")
-RATE: Check = (lambda x: 0 <= x < 1, "at least 0 and below 1")
-FRACTION: Check = (lambda x: 0 < x < 1, "above 0 and below 1")
-# Less than that, and logits that it divides are no longer numbers.
-TEMPERATURE: Check = (lambda x: x is None or 1e-3 <= x < math.inf, "at least 0.001")
-
-
-def one_of(*values: str) -> Check:
-    """A check that lists what is allowed."""
-    return lambda x: x in values, "one of " + ", ".join(repr(value) for value in values)
 
 
 CHECKS: dict[str, Check] = {
@@ -252,21 +252,6 @@ def validate(config: ConfigDict, num_devices: int) -> None:
     check_fields(config, CHECKS)
     for problem in (*clashes(config), *topology_clashes(config, num_devices)):
         raise UserError(problem)
-
-
-def check_fields(config: ConfigDict, checks: dict[str, Check]) -> None:
-    """Check every value alone."""
-    for name, (is_allowed, allowed) in checks.items():
-        value = field(config, name)
-        if not is_allowed(value):
-            raise UserError(f"config.{name} is {value!r}; allowed: {allowed}")
-
-
-def field(config: ConfigDict, name: str) -> Any:
-    """The value behind a dotted name."""
-    for part in name.split("."):
-        config = config[part]
-    return config
 
 
 def clashes(config: ConfigDict) -> Iterator[str]:
@@ -523,11 +508,6 @@ def is_of_one_size(config: ConfigDict) -> bool:
     ) and (config.generator.sharing == "gdes" or model.embedding_size == width)
 
 
-def num_heads(hidden_size: int) -> int:
-    """One attention head for every 64 of width, at least one (spec 1.1)."""
-    return max(1, hidden_size // 64)
-
-
 def generator_width(config: ConfigDict) -> int:
     """Hidden size of the generator (spec 2.1)."""
     return round(config.model.hidden_size * config.generator.width)
@@ -536,13 +516,6 @@ def generator_width(config: ConfigDict) -> int:
 def generator_layers(config: ConfigDict) -> int:
     """Depth of the generator (spec 2.1)."""
     return round(config.model.num_layers * config.generator.depth)
-
-
-def compute_dtype(name: str) -> jnp.dtype:
-    """What `config.model.dtype` stands for on this machine."""
-    if name == "auto":
-        name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-    return jnp.dtype(name)
 
 
 def model_config(config: ConfigDict, vocab_size: int) -> ElectraConfig:
@@ -586,14 +559,3 @@ def model_config(config: ConfigDict, vocab_size: int) -> ElectraConfig:
         intermediate_size=4 * width,
     )
     return dataclasses.replace(made, generator=own)
-
-
-def flatten(config: ConfigDict) -> dict[str, Any]:
-    """Dotted names and values of all fields."""
-    flat = {}
-    for name, value in config.items():
-        if isinstance(value, ConfigDict):
-            flat |= {f"{name}.{inner}": leaf for inner, leaf in flatten(value).items()}
-        else:
-            flat[name] = value
-    return flat

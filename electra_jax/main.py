@@ -29,7 +29,7 @@ The other commands; each of them knows --help:
     python -m electra_jax.predict             use what a run has made
     python -m electra_jax.report              the report of a run, or a comparison of several
     python -m electra_jax.export              a directory for Hugging Face's libraries
-    python -m electra_jax.data.tokenizer      how text is cut into tokens
+    python -m electra_jax.tokenize      how text is cut into tokens
 """
 
 
@@ -40,9 +40,10 @@ def main() -> None:
 
     from absl import flags
 
-    from electra_jax import cli, processes
-    from electra_jax.finetune.trials import finetune
-    from electra_jax.pretrain import pretrain
+    from electra_jax import cli
+    from electra_jax.jobs.finetuning import finetune
+    from electra_jax.jobs.pretraining import pretrain
+    from electra_jax.run import processes
 
     values = cli.recipe_flags()
     workdir = flags.DEFINE_string(

@@ -38,52 +38,39 @@ is answered at once by a line on standard output:
 A line that cannot be answered gives {"error": ...}, and the next one is read.
 """
 
-import dataclasses
 import functools
-import io
-import json
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from absl import flags
 
 from electra_jax.errors import UserError
-from electra_jax.workdir import RUN_FILES, load_config
-
-# Imported where they are used: what is slow to import and not needed by every mode.
+from electra_jax.inference.configuration import load_config
+from electra_jax.inference.serving import (
+    Model,
+    answer_lines,
+    read_texts,
+    read_texts_or_store,
+    write,
+)
+from electra_jax.run.workdir import RUN_FILES
 
 BATCH_SIZE = 32  # rows that the networks see at once
+
+
 ENDINGS = {  # of --output, and what it is then
     "finetune": (".jsonl", ".json"),
     "detect": (".jsonl", ".json", ".html"),
     "fill": (".jsonl", ".json"),
     "embed": (".npy", ".jsonl"),
 }
+
+
 MODES = tuple(ENDINGS)[1:]
+
+
 FLAGS = {"replace": ("detect",), "top_k": ("detect", "fill"), "pooling": ("embed",)}
-
-Answer = dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Model:
-    """What answers.
-
-    Attributes:
-      read: the examples of a file.
-      example: (number, JSON object, where it is from) to an example.
-      respond: answers to examples, in order.
-      summary: a line about all answers, or "".
-    """
-
-    read: Callable[[str], list]
-    example: Callable[[int, dict, str], Any]
-    respond: Callable[[Sequence], list[Answer]]
-    summary: Callable[[], str] = lambda: ""
 
 
 def main() -> None:
@@ -167,24 +154,24 @@ def check(values: flags.FlagValues, task: str, workdir: str) -> str:
 
 def finetuned(workdir: Path, values: flags.FlagValues, batch_size: int) -> Model:
     """A fine-tuned run."""
-    from electra_jax.finetune import answers
+    from electra_jax.inference import finetuned
 
-    task, respond = answers.load(workdir, values.step, batch_size)
+    task, respond = finetuned.load(workdir, values.step, batch_size)
     if values.sentences and task.head.kind != "tagging":
         raise UserError("--sentences is for runs that tag words only")
     return Model(
-        lambda path: answers.read(task, path, values.sentences),
-        functools.partial(answers.example, task),
+        lambda path: finetuned.read(task, path, values.sentences),
+        functools.partial(finetuned.example, task),
         respond,
     )
 
 
 def pretrained(workdir: Path, config: Any, mode: str, values: Any, batch_size: int) -> Model:
     """A pre-training run in one of its modes."""
-    from electra_jax import proposing
     from electra_jax.finetune.sentences import text
+    from electra_jax.inference import pretrained
 
-    respond, summary = proposing.load(
+    respond, summary = pretrained.load(
         workdir, config, mode, values.step, batch_size, values.top_k, values.replace, values.pooling
     )
     return Model(
@@ -193,83 +180,6 @@ def pretrained(workdir: Path, config: Any, mode: str, values: Any, batch_size: i
         respond,
         summary,
     )
-
-
-def read_texts_or_store(path: str) -> Any:
-    """As `read_texts`; or the token store at `path`."""
-    if Path(path, "manifest.json").exists():
-        from electra_jax.data.store import open_store
-
-        return open_store(path)
-    return read_texts(path)
-
-
-def read_texts(path: str) -> list[str]:
-    """The lines of a text file, or the column `text` of a table."""
-    from electra_jax.finetune.files import read_lines
-    from electra_jax.finetune.sentences import text
-    from electra_jax.finetune.tables import is_table, read_table
-
-    if not is_table(path):
-        return read_lines(path)
-    return [text(values, "text", f"{path}, line {line}") for line, values in read_table(path)]
-
-
-def answer_lines(model: Model, lines: Iterator[bytes]) -> None:
-    """Answer every line as soon as it is there."""
-    for number, line in enumerate(lines):
-        where = f"line {number + 1}"
-        try:
-            answer = model.respond([model.example(number, parsed(line, where), where)])[0]
-        except UserError as error:
-            answer = {"error": str(error)}
-        print(json.dumps(answer), flush=True)
-
-
-def parsed(line: bytes, where: str) -> dict:
-    """The JSON object of a line."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{where}: not a JSON object but {type(found).__name__}")
-    return found
-
-
-def write(answers: Sequence[Answer], output: str, mode: str) -> None:
-    """Write all answers, as a whole or not at all, in the format that the ending says."""
-    from electra_jax import shading
-    from electra_jax.files import write_bytes
-
-    if output == "-" and mode == "detect" and sys.stdout.isatty() and "NO_COLOR" not in os.environ:
-        for answer in answers:
-            print(shading.as_terminal(answer["tokens"]))
-        return
-    match Path(output).suffix:
-        case ".npy":
-            buffer = io.BytesIO()
-            np.save(buffer, np.array([answer["vector"] for answer in answers], np.float32))
-            content = buffer.getvalue()
-        case ".html":
-            content = page(answers).encode()
-        case ".json":
-            content = (json.dumps(answers, indent=1) + "\n").encode()
-        case _:
-            content = "".join(json.dumps(answer) + "\n" for answer in answers).encode()
-    if output == "-":
-        sys.stdout.buffer.write(content)
-    else:
-        write_bytes(Path(output), content)
-
-
-def page(answers: Sequence[Answer]) -> str:
-    """Shaded texts as a page that needs nothing else."""
-    from electra_jax import report, shading
-
-    body = "".join(shading.as_html(answer["tokens"]) for answer in answers)
-    note = "The darker a token, the more the discriminator takes it for a replacement."
-    return report.page("Replaced token detection", [note], f"<section>{body}</section>")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import numpy as np
 from tensorboardX.crc32c import crc32c
 
 from electra_jax.interop.tensor_bundle import DTYPES, FOOTER_BYTES, MAGIC
-from electra_jax.modeling.electra import Params
+from electra_jax.modeling.params import Params
 
 NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 ENTRIES_PER_BLOCK = 50

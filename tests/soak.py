@@ -20,7 +20,7 @@ from pathlib import Path
 
 import tiny_run
 
-from electra_jax.interruption import EXIT_CODE
+from electra_jax.run.interruption import EXIT_CODE
 
 STEPS = 200
 # Nothing divides anything else: windows, evaluations and checkpoints cut each other everywhere.

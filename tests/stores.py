@@ -6,7 +6,7 @@ from pathlib import Path
 from electra_jax.data.reader import Group, Part
 from electra_jax.data.sources import Input
 from electra_jax.data.store import TokenStore, open_store, write_store
-from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.data.tokenizers.base import Tokenizer
 
 
 def groups(documents: Iterable[list[str]], size: int = 1000, source: int = 0) -> list[Group]:

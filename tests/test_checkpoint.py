@@ -12,10 +12,11 @@ import tiny
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from electra_jax import parallel
-from electra_jax.checkpoint import Checkpoints, restore_params
 from electra_jax.errors import UserError
-from electra_jax.step import TrainState
+from electra_jax.sharding.mesh import make_mesh
+from electra_jax.training.checkpoint import Checkpoints, restore_params
+from electra_jax.training.program import make_program
+from electra_jax.training.step import TrainState
 
 MESHES = {
     "8 data": (8, 1, 1),
@@ -31,11 +32,11 @@ MESHES = {
 def mesh(name: str) -> Mesh:
     data, fsdp, tensor = MESHES[name]
     sizes = ConfigDict({"data": data, "fsdp": fsdp, "tensor": tensor})
-    return parallel.make_mesh(sizes, jax.devices()[: data * fsdp * tensor])
+    return make_mesh(sizes, jax.devices()[: data * fsdp * tensor])
 
 
 def abstract_state(mesh_name: str) -> TrainState:
-    program = parallel.make_program(mesh(mesh_name), tiny.objective(), tiny.optimizer(), seed=0)
+    program = make_program(mesh(mesh_name), tiny.objective(), tiny.optimizer(), seed=0)
     return program.abstract_state
 
 
@@ -157,7 +158,7 @@ def test_another_token_store_is_refused_whatever_the_shapes(tmp_path):
     with Checkpoints(tmp_path, "a" * 64, keep=1) as checkpoints:
         checkpoints.save(1, make_state(abstract_state("1 device")), {}, {})
     with Checkpoints(tmp_path, "b" * 64, keep=1) as checkpoints:
-        larger = parallel.make_program(
+        larger = make_program(
             mesh("1 device"), tiny.objective(vocab_size=999), tiny.optimizer(), seed=0
         )
         message = (

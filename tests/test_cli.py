@@ -10,11 +10,13 @@ import pytest
 import tiny_run
 from ml_collections import ConfigDict
 
-from electra_jax import cli, interruption, main, prepare
-from electra_jax.config import flatten, get_config
+from electra_jax import cli, main, prepare
+from electra_jax.config import get_config
 from electra_jax.errors import UserError
 from electra_jax.files import write_text
-from electra_jax.interruption import Stopped
+from electra_jax.run import interruption
+from electra_jax.run.interruption import Stopped
+from electra_jax.settings import flatten
 
 ROOT = Path(cli.__file__).parents[1]
 

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from electra_jax import cli, compile
-from electra_jax.compile import CHIPS, bytes_of, collectives, describe, find_devices
+from electra_jax.compile import describe
 from electra_jax.config import get_config
 from electra_jax.errors import UserError
+from electra_jax.sharding.collectives import bytes_of, collectives
+from electra_jax.training.ahead_of_time import CHIPS, find_devices, find_tokenizer
 
 ROOT = Path(compile.__file__).parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
@@ -112,8 +114,9 @@ def test_memory_of_the_chips_is_what_the_compiler_says():
     for name, chip in CHIPS.items():
         topology = f"{name}:2x2" + "x1" * (chip.axes - 2)
         script = (
-            "import jax, jax.numpy as jnp, sys; from electra_jax import compile\n"
-            f"devices = compile.find_devices({topology!r}, 1)[1]\n"
+            "import jax, jax.numpy as jnp, sys\n"
+            "from electra_jax.training.ahead_of_time import find_devices\n"
+            f"devices = find_devices({topology!r}, 1)[1]\n"
             "sharding = jax.sharding.SingleDeviceSharding(devices[0])\n"
             "x = jax.ShapeDtypeStruct((2**18, 2**18), jnp.float32, sharding=sharding)\n"
             "try: jax.jit(lambda x: jnp.tanh(x @ x) @ x).lower(x).compile()\n"
@@ -129,13 +132,14 @@ def test_memory_of_the_chips_is_what_the_compiler_says():
 @needs_libtpu
 def test_the_mesh_follows_network_and_slices():
     script = """
-from electra_jax import compile, parallel
+from electra_jax.sharding.mesh import make_mesh
+from electra_jax.training.ahead_of_time import find_devices
 from electra_jax.config import get_config
 
 def mesh(topology, slices, fsdp):
     fields = get_config().parallel
     fields.fsdp = fsdp
-    return parallel.make_mesh(fields, compile.find_devices(topology, slices)[1]).devices
+    return make_mesh(fields, find_devices(topology, slices)[1]).devices
 
 for line in (mesh("v6e:16x16", 1, 8)[:, :, 0], mesh("v5p:4x4x8", 1, 8)[:, :, 0]):
     for row in line:  # along one axis of the network
@@ -188,10 +192,10 @@ def test_the_mesh_is_checked_against_the_topology():
 
 def test_a_vocabulary_can_be_given(tmp_path):
     data = get_config().data
-    assert compile.find_tokenizer(data).vocab_size == 30522
+    assert find_tokenizer(data).vocab_size == 30522
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n##s\n")
     data.vocab = str(tmp_path / "vocab.txt")
-    assert compile.find_tokenizer(data).vocab_size == 7
+    assert find_tokenizer(data).vocab_size == 7
 
 
 # Text of compiled programs

@@ -6,18 +6,10 @@ import pytest
 from ml_collections import ConfigDict
 
 import electra_jax.config
-from electra_jax.config import (
-    CHECKS,
-    clashes,
-    field,
-    flatten,
-    get_config,
-    model_config,
-    topology_clashes,
-    validate,
-)
+from electra_jax.config import CHECKS, clashes, get_config, model_config, topology_clashes, validate
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import structure
+from electra_jax.settings import field, flatten
 
 FINE_TUNING = ("classify", "glue", "squad", "tagging")
 FILES = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))

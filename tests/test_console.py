@@ -1,6 +1,6 @@
 import io
 
-from electra_jax.console import Console
+from electra_jax.monitoring.console import Console
 
 
 class Terminal(io.StringIO):

@@ -19,14 +19,16 @@ from pathlib import Path
 import pytest
 from stdlib_text import stdlib_documents
 
-from electra_jax import cli, config
+from electra_jax import cli
+from electra_jax.config import get_config
 from electra_jax.finetune import config as finetuning
+from electra_jax.settings import flatten
 
 ROOT = Path(cli.__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 PYTHON = re.compile(r"python -m (electra_jax[\w.]*)")
 RECIPES = ("electra_jax.main", "electra_jax.prepare", "electra_jax.compile")
-OWN_TESTS = ("electra_jax.finetune.submit",)  # needs all tasks of GLUE
+OWN_TESTS = ("electra_jax.submit",)  # needs all tasks of GLUE
 # Executed by tests/test_launch.py, or with what the tests do not have.
 ELSEWHERE = ("tensorboard ", "sbatch ", "kubectl ", "python launch/local.py")
 STORIES = ("README.md", "docs/running.md")  # pages whose recipes are run, where they come to an end
@@ -79,7 +81,7 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_fields_and_modules_exist(page):
-    fields = config.flatten(config.get_config()) | config.flatten(finetuning.get_config())
+    fields = flatten(get_config()) | flatten(finetuning.get_config())
     for name in re.findall(r"--config\.([a-z_0-9.]+)=", text(page)):
         assert name == "key" or name in fields, f"{page.name}: {name}"
     for name in PYTHON.findall(text(page)):
@@ -184,6 +186,6 @@ def test_quick_commands_do_what_they_say(place, monkeypatch):
         if "workdir=runs/mine" in command and recipe:
             for name in ("tiny", "other"):  # pages other than README call it so
                 (place / "runs" / name).symlink_to("mine")
-    assert {"main", "predict", "report", "export", "data.tokenizer"} <= done
+    assert {"main", "predict", "report", "export", "tokenize"} <= done
     for name in ("vectors.npy", "answers.jsonl", "page.html", "comparison.html"):
         assert (place / name).stat().st_size, name

@@ -11,13 +11,18 @@ import pytest
 import test_pretrained as sources
 from safetensors.numpy import load_file
 
-from electra_jax import cli, export
-from electra_jax.checkpoint import Checkpoints
+from electra_jax import cli
+from electra_jax import export as command
 from electra_jax.errors import UserError
+from electra_jax.interop import export
+from electra_jax.interop.export import file_tensors
+from electra_jax.interop.huggingface import PARTS
 from electra_jax.interop.pretrained import load_encoder
-from electra_jax.modeling.electra import Params
-from electra_jax.step import TrainState
-from electra_jax.workdir import write_run_files
+from electra_jax.interop.source import WEIGHTS
+from electra_jax.modeling.params import Params
+from electra_jax.run.workdir import write_run_files
+from electra_jax.training.checkpoint import Checkpoints
+from electra_jax.training.step import TrainState
 
 ROW = {"step": 3, "eval/loss": 1.5, "eval/rtd_auc": 0.875}
 
@@ -39,7 +44,7 @@ def run(tmp_path_factory):
 def call(monkeypatch, *flags: str) -> int:
     monkeypatch.setattr("sys.argv", ["export", *flags])
     with pytest.raises(SystemExit) as exit:
-        cli.run(export.main)
+        cli.run(command.main)
     return exit.value.code
 
 
@@ -60,7 +65,7 @@ def test_the_files_of_every_part(part, run, tmp_path, monkeypatch, capsys):
     assert [path.name for path in out.parent.iterdir()] == ["here"]
     modes = {stat.S_IMODE(os.stat(path).st_mode) for path in out.iterdir()}
     assert len(modes) == 1
-    name = export.PARTS[part or "discriminator"].architecture
+    name = PARTS[part or "discriminator"].architecture
     content = json.loads((out / "config.json").read_text())
     assert content["architectures"] == [name]
     assert content["hidden_size"] == (32 if part == "generator" else 64)
@@ -103,7 +108,7 @@ def test_numbers_too_large_for_float16_are_refused(tmp_path):
     with pytest.raises(
         UserError, match=r"qa_outputs.weight holds numbers .* not finite in float16"
     ):
-        export.file_tensors({"head": params}, "qa", "float16")
+        file_tensors({"head": params}, "qa", "float16")
 
 
 def test_what_is_there_is_not_overwritten(run, tmp_path, monkeypatch, capsys):
@@ -195,7 +200,7 @@ def test_fine_tuned_heads(kind, layers, labels, part, problem, tmp_path):
     head = fine_tuned(tmp_path / "run", kind, head, labels)["head"]
     export.export(tmp_path / "run", tmp_path / "out")
     content = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert content["architectures"] == [export.PARTS[part].architecture]
+    assert content["architectures"] == [PARTS[part].architecture]
     assert content.get("problem_type") == problem
     if labels:
         assert content["id2label"] == {str(i): label for i, label in enumerate(labels)}
@@ -205,14 +210,12 @@ def test_fine_tuned_heads(kind, layers, labels, part, problem, tmp_path):
         card = (tmp_path / "out" / "README.md").read_text()
         assert "It gives a number: 0 stands for 0.0, 1 for 5.0." in card
     tensors = load_file(tmp_path / "out" / "model.safetensors")
-    for name, theirs in export.PARTS[part].head.items():
+    for name, theirs in PARTS[part].head.items():
         layer = head[name.removeprefix("head/")]
         np.testing.assert_array_equal(tensors[f"{theirs}.weight"], layer["kernel"].T)
         np.testing.assert_array_equal(tensors[f"{theirs}.bias"], layer["bias"])
     export.export(tmp_path / "run", tmp_path / "encoder", "encoder")
-    assert not any(
-        "classifier" in name for name in load_file(tmp_path / "encoder" / export.WEIGHTS)
-    )
+    assert not any("classifier" in name for name in load_file(tmp_path / "encoder" / WEIGHTS))
 
 
 @pytest.mark.parametrize(

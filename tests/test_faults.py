@@ -15,11 +15,14 @@ import tiny
 import tiny_run
 from test_config import assign
 
-from electra_jax import cli, main, workdir
-from electra_jax.config import field, flatten, get_config, model_config
+from electra_jax import cli, main
+from electra_jax.config import get_config, model_config
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import structure
-from electra_jax.writer import read_metrics
+from electra_jax.monitoring.writer import read_metrics
+from electra_jax.run import workdir
+from electra_jax.run.workdir import SHAPING_FIELDS, check, hold
+from electra_jax.settings import field, flatten
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +115,7 @@ def test_damaged_token_shard_is_named(place, run, tmp_path, monkeypatch, capfd):
 
 
 def test_workdir_in_use_is_refused(place, run, monkeypatch, capfd):
-    with workdir.hold(run):
+    with hold(run):
         before = tiny_run.snapshot(run)
         assert run_here(monkeypatch, place, run) == 2
         assert tiny_run.snapshot(run) == before
@@ -194,10 +197,10 @@ def test_a_second_stage_that_has_begun_does_not_move(was, now, is_refused, tmp_p
     config.resume, config.generator.mle_steps = "changed", now
     changes = f"config.generator.mle_steps (was {was}, is {now})"
     if not is_refused:
-        assert workdir.check(config, tmp_path) == [changes]
+        assert check(config, tmp_path) == [changes]
         return
     with pytest.raises(UserError, match=rf"do not fit {re.escape(changes)}; use another"):
-        workdir.check(config, tmp_path)
+        check(config, tmp_path)
 
 
 OTHER = {
@@ -244,4 +247,4 @@ def test_fields_that_shape_parameters_are_all_known(place):
         assign(config, name, value)
         if shapes(config) != before:
             shaping.add(name)
-    assert shaping == set(workdir.SHAPING_FIELDS)
+    assert shaping == set(SHAPING_FIELDS)

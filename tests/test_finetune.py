@@ -17,19 +17,23 @@ import tiny
 import tiny_run
 from ml_collections import ConfigDict
 
-from electra_jax import parallel, pretrain
-from electra_jax.checkpoint import restore_params
+from electra_jax.data.features import FeatureRows
 from electra_jax.data.loader import train_batch
 from electra_jax.errors import UserError
-from electra_jax.finetune import answers, trials
+from electra_jax.finetune.assembly import feature_rows, make_objective, make_task
 from electra_jax.finetune.buckets import choose_widths, make_buckets, trimmed
 from electra_jax.finetune.config import get_config, validate
+from electra_jax.finetune.heads import HeadConfig
 from electra_jax.finetune.objective import FineTuning
-from electra_jax.finetune.trials import FeatureRows, feature_rows
+from electra_jax.inference import finetuned
 from electra_jax.interop.pretrained import load_encoder
-from electra_jax.modeling.heads import HeadConfig
-from electra_jax.prediction import predict_rows
-from electra_jax.workdir import chosen_step
+from electra_jax.jobs import pretraining
+from electra_jax.jobs.finetuning import complete, finetune
+from electra_jax.run.workdir import chosen_step
+from electra_jax.sharding.mesh import make_mesh
+from electra_jax.training.checkpoint import restore_params
+from electra_jax.training.prediction import make_predict, predict_rows
+from electra_jax.training.program import make_program, make_trials_program
 
 ROOT = Path(__file__).parents[1]
 ENCODER = tiny.encoder(init_stddev=0.2)
@@ -38,7 +42,7 @@ QA = HeadConfig("qa")
 
 def mesh(data: int) -> jax.sharding.Mesh:
     sizes = ConfigDict({"data": data, "fsdp": 1, "tensor": 1})
-    return parallel.make_mesh(sizes, jax.devices()[:data])
+    return make_mesh(sizes, jax.devices()[:data])
 
 
 def features(number: int) -> dict[str, np.ndarray]:
@@ -60,7 +64,7 @@ def test_every_example_is_predicted_once_and_in_order(devices):
     objective = FineTuning(ENCODER, HeadConfig("classification", 3))
     params = objective.init(jax.random.key(0))
     arrays = features(17)
-    predict = parallel.make_predict(mesh(devices), objective.outputs)
+    predict = make_predict(mesh(devices), objective.outputs)
     found = predict_rows(predict, params, feature_rows(arrays), batch_size=8)
     batch = {name: jax.numpy.asarray(x) for name, x in arrays.items()}
     expected = jax.jit(objective.outputs)(params, batch)["logits"]
@@ -152,7 +156,7 @@ def test_trials_at_once_are_what_each_is_alone():
     def batch(seed: int, step: int) -> dict[str, np.ndarray]:
         return train_batch(rows, step, batch_size=8, seed=seed)
 
-    together = parallel.make_trials_program(one, objective, optimizer, seeds)
+    together = make_trials_program(one, objective, optimizer, seeds)
     states = together.init()
     totals = []
     for step in range(4):
@@ -162,7 +166,7 @@ def test_trials_at_once_are_what_each_is_alone():
         totals.append(sums["loss"])
     alone = []
     for place, seed in enumerate(seeds):
-        program = parallel.make_program(one, objective, optimizer, seed)
+        program = make_program(one, objective, optimizer, seed)
         state = program.init()
         losses = []
         for step in range(4):
@@ -189,7 +193,7 @@ def place(tmp_path_factory) -> Path:
     try:
         config = runpy.run_path("recipe.py")["get_config"]()
         config.num_train_steps = 7
-        pretrain.pretrain(config, Path("encoder"))
+        pretraining.pretrain(config, Path("encoder"))
     finally:
         os.chdir(here)
     rng = np.random.default_rng(0)
@@ -237,7 +241,7 @@ def table_config(place: Path, **changes) -> ConfigDict:
 
 def test_run_scores_predicts_and_leaves_what_is_needed(place):
     config = table_config(place, num_train_epochs=12.0)
-    trials.finetune(config, place / "table")
+    finetune(config, place / "table")
     files = {path.name for path in (place / "table").iterdir()}
     assert files >= {"config.json", "tokenizer", "checkpoints", "metrics.jsonl", "report.html"}
     results = json.loads((place / "table" / "results.json").read_text())
@@ -259,12 +263,12 @@ def test_run_scores_predicts_and_leaves_what_is_needed(place):
 
 def test_trials_have_a_median_and_those_at_once_are_the_same(place, capsys):
     one = table_config(place, num_trials=2, num_train_epochs=1.0)
-    trials.finetune(one, place / "apart")
+    finetune(one, place / "apart")
     out = capsys.readouterr().out
     shapes = re.findall(r"compiled in \S+ s (for batches of .*)", out)
     assert shapes and len(shapes) == len(set(shapes)), "the second trial compiles anew"
     together = table_config(place, num_trials=2, num_train_epochs=1.0, trials_at_once=2)
-    trials.finetune(together, place / "together")
+    finetune(together, place / "together")
     for number in range(2):
         name = f"trial_{number}"
         found, expected = (
@@ -282,13 +286,13 @@ def test_trials_have_a_median_and_those_at_once_are_the_same(place, capsys):
     flagged = ["failed" in trial for trial in summary["trials"]]
     assert flagged == [score <= chance for score in scores]
     capsys.readouterr()
-    trials.finetune(one, place / "apart")
+    finetune(one, place / "apart")
     assert capsys.readouterr().out.count("nothing to do, there is a results.json") == 2
 
 
 def test_trials_without_labels_to_score_by_have_predictions(place, capsys):
     config = table_config(place, num_trials=2, num_train_epochs=0.2, **{"data.dev": ""})
-    trials.finetune(config, place / "unscored")
+    finetune(config, place / "unscored")
     assert json.loads((place / "unscored" / "results.json").read_text())["scores"] == {}
     assert (place / "unscored" / "trial_1" / "predictions" / "test.jsonl").exists()
 
@@ -342,9 +346,9 @@ def test_every_kind_of_task_is_trained_scored_and_predicted(
     config.data.target = options or "classification"
     if kind == "squad":
         config.data.max_length, config.data.doc_stride = 30, 8
-    trials.finetune(config, tmp_path / "run")
+    finetune(config, tmp_path / "run")
     results = json.loads((tmp_path / "run" / "results.json").read_text())
-    task = trials.make_task(config, log=lambda line: None)
+    task = make_task(config, log=lambda line: None)
     floor, found = task.floor(task.read("dev")), results["scores"]["dev"][scores]
     assert task.main_metric == scores and np.isfinite(found)
     assert results.get("failed", []) == ["dev"] * (found <= floor)
@@ -361,7 +365,7 @@ def test_best_checkpoint_predicts_and_patience_ends_the_training(place):
             "num_train_epochs": 50.0,
         },
     )
-    trials.finetune(config, place / "patient")
+    finetune(config, place / "patient")
     rows = [row for row in tiny_run.lines(place / "patient") if "eval/accuracy" in row]
     scores = [row["eval/accuracy"] for row in rows]
     assert len(rows) == scores.index(max(scores)) + 3 < 50
@@ -378,7 +382,7 @@ def test_best_checkpoint_predicts_and_patience_ends_the_training(place):
     np.testing.assert_array_equal(*tables)
     assert not np.array_equal(tables[0], newest_params["embeddings"]["word"])
     with pytest.raises(UserError, match="there is no checkpoint of step 0"):
-        answers.load(place / "patient", 0, 8)
+        finetuned.load(place / "patient", 0, 8)
 
 
 def main(place: Path, devices: int, *flags: str) -> subprocess.CompletedProcess:
@@ -424,12 +428,12 @@ def test_from_eight_devices_to_one_and_back(place):
 def test_stopped_and_resumed_is_the_same(place):
     """To the bit, predictions too."""
     config = table_config(place, num_train_epochs=2.0, **{"checkpoint.every_steps": 5})
-    trials.finetune(config, place / "straight")
+    finetune(config, place / "straight")
 
     class StopError(Exception):
         pass
 
-    real = trials.FeatureRows.batch
+    real = FeatureRows.batch
     seen = []
 
     def batch(self, indices):
@@ -439,11 +443,11 @@ def test_stopped_and_resumed_is_the_same(place):
         return real(self, indices)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trials.FeatureRows, "batch", batch)
+        patch.setattr(FeatureRows, "batch", batch)
         with pytest.raises(StopError):
-            trials.finetune(config, place / "stopped")
+            finetune(config, place / "stopped")
     assert not (place / "stopped" / "results.json").exists()
-    trials.finetune(config, place / "stopped")
+    finetune(config, place / "stopped")
     found, expected = (
         restore_params(place / run / "checkpoints") for run in ("stopped", "straight")
     )
@@ -517,7 +521,7 @@ def test_mistakes_leave_nothing_behind(place, changes, message, monkeypatch):
     Path("empty.csv").write_text("text,label\n")
     config = table_config(place, **changes)
     with pytest.raises(UserError, match=message):
-        trials.finetune(config, place / "mistaken")
+        finetune(config, place / "mistaken")
     assert not (place / "mistaken").exists()
 
 
@@ -541,10 +545,10 @@ def test_recipes_are_complete(recipe, argument):
 
 def test_sizes_of_the_head_follow_the_task(place):
     config = table_config(place)
-    task = trials.make_task(config)
+    task = make_task(config)
     encoder = dataclasses.replace(ENCODER, max_positions=32)
-    config = trials.complete(config, task, encoder, 96)
+    config = complete(config, task, encoder, 96)
     assert (config.eval_every_steps, config.optimizer.learning_rate) == (6, 3e-3)
-    objective = trials.make_objective(config, task)
+    objective = make_objective(config, task)
     shapes = tiny.flat(jax.tree.map(lambda x: np.zeros(x.shape), objective.structure()))
     assert shapes["head/output/kernel"].shape == (16, 2)

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import tiny_tfds
 
-from electra_jax.data.tokenizer import SPECIAL_TOKENS
-from electra_jax.data.wordpiece import WordPiece
+from electra_jax import submit
+from electra_jax.data.tokenizers.base import SPECIAL_TOKENS
+from electra_jax.data.tokenizers.wordpiece import WordPiece
 from electra_jax.errors import UserError
-from electra_jax.finetune import glue, submit
+from electra_jax.finetune import glue
 from electra_jax.finetune.encoding import encode_texts, pair_lengths
 from electra_jax.finetune.glue import GlueTask
 from electra_jax.finetune.sentences import Example
@@ -333,7 +334,7 @@ def test_submission_has_all_files_or_is_not_made(tmp_path):
 
 
 def test_compressed_files_are_read(tmp_path):
-    from electra_jax.finetune.files import read_lines
+    from electra_jax.data.text import read_lines
 
     (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(b"\xef\xbb\xbfa\r\nb\n\n"))
     assert read_lines(tmp_path / "a.tsv.gz") == ["a", "b", ""]
@@ -343,7 +344,7 @@ def test_compressed_files_are_read(tmp_path):
 
 
 def test_submission_takes_the_best_trial_of_each_run(tmp_path, monkeypatch, capsys):
-    """`electra_jax.finetune.submit` with a run of two trials, and one run for each other file."""
+    """`electra_jax.submit` with a run of two trials, and one run for each other file."""
     runs = []
     for number, name in enumerate(glue.SUBMISSION):
         run = tmp_path / f"run_{number}"

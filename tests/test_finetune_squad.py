@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import tiny_tfds
 
-from electra_jax.data import tokenizer as tokenizers
-from electra_jax.data.tokenizer import SPECIAL_TOKENS
-from electra_jax.data.wordpiece import WordPiece
+from electra_jax.data import tokenizers
+from electra_jax.data.tokenizers.base import SPECIAL_TOKENS
+from electra_jax.data.tokenizers.wordpiece import WordPiece
 from electra_jax.errors import UserError
-from electra_jax.finetune import squad, squad_metrics
+from electra_jax.finetune import squad
 from electra_jax.finetune.encoding import owners, windows
 from electra_jax.finetune.squad import Answer, Example, SquadTask, read_squad
+from electra_jax.finetune.squad_metrics import normalize
 
 CLS, SEP = 2, 3
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,?ﬁ\uff11\uff41语文अनमसतको👩שלו"
@@ -464,8 +465,8 @@ def answered(shared_data: Path, name: str, vocab: str, every: int, limit: int) -
     lost = []
     for one, guess in zip(found, predictions, strict=True):
         assert all(one.context[x.start : x.end] == x.text for x in guess.n_best)
-        right = {squad_metrics.normalize(answer.text) for answer in one.answers} or {""}
-        if squad_metrics.normalize(guess.text) not in right:
+        right = {normalize(answer.text) for answer in one.answers} or {""}
+        if normalize(guess.text) not in right:
             lost.append(one.answers[0].text)
     scores = made.score(found, predictions)
     exact = scores.get("exact_match", scores.get("exact"))

@@ -1,4 +1,4 @@
-"""The command `python -m electra_jax.finetune.squad_metrics` and the scores behind it."""
+"""The command `python -m electra_jax.score` and the scores behind it."""
 
 import gzip
 import json
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from electra_jax import score
 from electra_jax.errors import UserError
-from electra_jax.finetune import squad_metrics
 from electra_jax.finetune.squad_metrics import best_threshold, f1, normalize, score_v1, score_v2
 
 
@@ -17,7 +17,7 @@ from electra_jax.finetune.squad_metrics import best_threshold, f1, normalize, sc
 def run(monkeypatch, capsys) -> Callable[..., dict]:
     def run(*arguments: object) -> dict:
         monkeypatch.setattr(sys, "argv", ["squad_metrics", *map(str, arguments)])
-        squad_metrics.main()
+        score.main()
         return json.loads(capsys.readouterr().out)
 
     return run

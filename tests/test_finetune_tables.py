@@ -7,8 +7,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from electra_jax.data.tokenizer import SPECIAL_TOKENS
-from electra_jax.data.wordpiece import WordPiece
+from electra_jax.data.tokenizers.base import SPECIAL_TOKENS
+from electra_jax.data.tokenizers.wordpiece import WordPiece
 from electra_jax.errors import UserError
 from electra_jax.finetune.sentences import Example, Prediction
 from electra_jax.finetune.tables import TableTask, read_table

@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from electra_jax.data.tokenizer import SPECIAL_TOKENS
-from electra_jax.data.wordpiece import WordPiece
+from electra_jax.data.tokenizers.base import SPECIAL_TOKENS
+from electra_jax.data.tokenizers.wordpiece import WordPiece
 from electra_jax.errors import UserError
 from electra_jax.finetune.tagging import (
     Example,

@@ -6,7 +6,7 @@ import tiny
 from jaxprs import matrix_products, operations
 
 from electra_jax.config import get_config, model_config
-from electra_jax.flops import peak_flops, train_flops_per_token
+from electra_jax.modeling.flops import peak_flops, train_flops_per_token
 
 
 @pytest.mark.parametrize(

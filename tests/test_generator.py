@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 import tiny
 
-from electra_jax import parallel
-from electra_jax.checkpoint import Checkpoints
 from electra_jax.config import get_config
-from electra_jax.data.tokenizer import SPECIAL_TOKENS
-from electra_jax.data.wordpiece import WordPiece
+from electra_jax.data.tokenizers.base import SPECIAL_TOKENS
+from electra_jax.data.tokenizers.wordpiece import WordPiece
 from electra_jax.errors import UserError
-from electra_jax.generator import generator_of, generator_weights
+from electra_jax.interop.generator import generator_of, generator_weights
+from electra_jax.jobs.pretraining import refuse_other_tables
 from electra_jax.objectives import Objective
-from electra_jax.pretrain import refuse_other_tables
-from electra_jax.step import TrainState
+from electra_jax.sharding.mesh import make_mesh
+from electra_jax.training.checkpoint import Checkpoints
+from electra_jax.training.program import make_program, with_params
+from electra_jax.training.step import TrainState
 
 SETTINGS = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
 VOCABULARY = [*SPECIAL_TOKENS, *(f"word{i}" for i in range(tiny.VOCAB - 5))]
@@ -26,8 +27,8 @@ TOKENIZER = WordPiece(VOCABULARY, **SETTINGS)
 
 @functools.cache
 def start(objective: Objective, seed: int) -> TrainState:
-    mesh = parallel.make_mesh(get_config().parallel)
-    return parallel.make_program(mesh, objective, tiny.optimizer(), seed).init()
+    mesh = make_mesh(get_config().parallel)
+    return make_program(mesh, objective, tiny.optimizer(), seed).init()
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def test_weights_go_where_the_generator_reads_them_and_nowhere_else(runs, name, 
     for path, value in expected.items():
         np.testing.assert_array_equal(found[path], value, err_msg=path)
     state = start(objective, seed=2)
-    after = parallel.with_params(state, found)
+    after = with_params(state, found)
     before = tiny.flat(state.params)
     for path, value in tiny.flat(after.params).items():
         np.testing.assert_array_equal(value, expected.get(path, before[path]), err_msg=path)

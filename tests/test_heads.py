@@ -11,12 +11,12 @@ import tiny
 from flax import nnx
 from scipy import special
 
+from electra_jax.finetune import heads
+from electra_jax.finetune.heads import HeadConfig
 from electra_jax.finetune.objective import FineTuning
-from electra_jax.modeling import heads
-from electra_jax.modeling.electra import path_name
-from electra_jax.modeling.heads import HeadConfig
-from electra_jax.objectives.mlm import context
-from electra_jax.parallel import RULES
+from electra_jax.modeling.params import path_name
+from electra_jax.objectives.base import context
+from electra_jax.sharding.rules import RULES
 
 ENCODER = tiny.encoder(init_stddev=0.3)
 LENGTH = 12

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from electra_jax import health
-from electra_jax.health import Watch, begin_of, padding
+from electra_jax.monitoring import health
+from electra_jax.monitoring.health import Watch, begin_of, padding
 
 # Every hundredth step of configs/tiny.py on one CPU: losses, recall; at its evaluations: AUC,
 # the generator's loss and accuracy. A third of the run is step 800.

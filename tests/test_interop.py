@@ -11,15 +11,15 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 from electra_jax.errors import UserError
-from electra_jax.export import file_tensors
+from electra_jax.interop.export import file_tensors
 from electra_jax.interop.huggingface import from_huggingface, one_tower, to_huggingface
 from electra_jax.interop.pretrained import load_tower
 from electra_jax.interop.source import read_source
-from electra_jax.masking import Masked
 from electra_jax.modeling.electra import Context, Electra, ElectraConfig, run_tower, structure
 from electra_jax.modeling.encoder import EncoderConfig, attention_bias
 from electra_jax.modeling.layers import gelu
 from electra_jax.objectives.electra import rtd_sums
+from electra_jax.objectives.masking import Masked
 from electra_jax.objectives.mlm import mlm_sums
 
 TOWERS = ("discriminator", "generator")

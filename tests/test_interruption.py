@@ -11,8 +11,8 @@ import pytest
 import tiny_run
 from jax.experimental import multihost_utils
 
-from electra_jax import interruption
-from electra_jax.interruption import Interruption
+from electra_jax.run import interruption
+from electra_jax.run.interruption import Interruption
 
 # Windows of 4 steps, which neither evaluations nor checkpoints end with.
 FLAGS = (

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from electra_jax.config import flatten, get_config
+from electra_jax.config import get_config
+from electra_jax.settings import flatten
 
 ROOT = Path(__file__).parents[1]
 LAUNCH = ROOT / "launch"

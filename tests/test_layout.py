@@ -10,7 +10,7 @@ from scipy import stats
 from stdlib_text import stdlib_documents
 from stores import make_store
 
-from electra_jax.data import tokenizer
+from electra_jax.data import tokenizers
 from electra_jax.data.layout import (
     BEGINS_PIECE,
     ENDS_SEGMENT,
@@ -29,7 +29,7 @@ PAD, CLS, SEP = 0, 2, 3
 @pytest.fixture(scope="module")
 def store(tmp_path_factory) -> TokenStore:
     lines = chain.from_iterable(stdlib_documents())
-    trained = tokenizer.train("wordpiece", lines, 1000, **SETTINGS)
+    trained = tokenizers.train("wordpiece", lines, 1000, **SETTINGS)
     return make_store(tmp_path_factory.mktemp("layout") / "store", stdlib_documents(), trained)
 
 
@@ -256,7 +256,7 @@ def test_packing_wastes_little_on_corpora(shared_data, tmp_path, corpus):
     documents = [document.split("\n") for document in text.split("\n\n")]
     vocab = shared_data / "vocab/bert-base-uncased.vocab.txt"
     store = make_store(
-        tmp_path / "store", documents, tokenizer.from_file(vocab, **SETTINGS), size=50
+        tmp_path / "store", documents, tokenizers.from_file(vocab, **SETTINGS), size=50
     )
     for length in (128, 512):
         assert efficiency(store, length) > 0.98

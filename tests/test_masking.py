@@ -12,11 +12,11 @@ from scipy import stats
 from stdlib_text import stdlib_documents
 from tiny import CLS, MASK, PAD, SEP, UNK
 
-from electra_jax import masking
-from electra_jax.data import tokenizer
-from electra_jax.masking import Masked
+from electra_jax.data import tokenizers
 from electra_jax.modeling.electra import PADDED_LOGIT
-from electra_jax.objectives.mlm import context
+from electra_jax.objectives import masking
+from electra_jax.objectives.base import context
+from electra_jax.objectives.masking import Masked
 
 KEY = jax.random.key(0)
 
@@ -178,7 +178,7 @@ def real_text(kind: str, length: int) -> tuple[dict[str, np.ndarray], tuple[bool
     """Packed rows of the standard library's documentation, and which tokens start a word."""
     lines = ["".join(f"{line} " for line in document) for document in stdlib_documents()]
     settings = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
-    trained = tokenizer.train(kind, lines, 1000, **settings)
+    trained = tokenizers.train(kind, lines, 1000, **settings)
     assert trained.special_ids == (PAD, UNK, CLS, SEP, MASK)
     rows, free = [[]], length
     for document in trained.encode_batch(lines):

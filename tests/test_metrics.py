@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from electra_jax.metrics import (
+from electra_jax.objectives.metrics import (
     SCORE_BINS,
     SCORE_RANGE,
     area_under_curve,

@@ -13,12 +13,12 @@ from flax import nnx
 from jaxprs import matrix_products
 
 from electra_jax.config import get_config, model_config
-from electra_jax.masking import Masked
 from electra_jax.modeling.electra import PADDED_LOGIT, Electra, structure
 from electra_jax.modeling.encoder import attention_bias
 from electra_jax.modeling.layers import dropout
 from electra_jax.objectives import Objective
-from electra_jax.objectives.mlm import context
+from electra_jax.objectives.base import context
+from electra_jax.objectives.masking import Masked
 
 KEY = jax.random.key(0)
 

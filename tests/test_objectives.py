@@ -11,13 +11,13 @@ import pytest
 import tiny
 from tiny import MASK
 
-from electra_jax import masking, metrics
 from electra_jax.config import get_config, model_config
-from electra_jax.data import tokenizer
-from electra_jax.masking import Masked
-from electra_jax.objectives import Objective, make_objective
+from electra_jax.data import tokenizers
+from electra_jax.objectives import Objective, make_objective, masking, metrics
+from electra_jax.objectives.base import context
 from electra_jax.objectives.electra import ReplacedTokenDetection, rtd_sums
-from electra_jax.objectives.mlm import context, mlm_sums
+from electra_jax.objectives.masking import Masked
+from electra_jax.objectives.mlm import mlm_sums
 
 INIT, MASKS, SAMPLES = (jax.random.key(number) for number in range(3))
 
@@ -171,7 +171,7 @@ def test_training_computes_no_histogram():
 def test_objective_knows_which_tokens_start_words():
     lines = ["tokens start words", "words start with tokens"] * 5
     settings = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
-    trained = tokenizer.train("wordpiece", lines, 100, **settings)
+    trained = tokenizers.train("wordpiece", lines, 100, **settings)
     config = get_config()
     assert make_objective(config, trained).masking.starts_word == ()
     config.masking.unit = "word"

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tiny
 
-from electra_jax.modeling import heads
+from electra_jax.finetune import heads
+from electra_jax.finetune.heads import HeadConfig
 from electra_jax.modeling.encoder import EncoderConfig
-from electra_jax.modeling.heads import HeadConfig
-from electra_jax.optimizer import (
+from electra_jax.training.optimizer import (
     OptimizerConfig,
     is_decayed,
     layer_factors,

@@ -2,12 +2,13 @@
 
 import dataclasses
 
+import paper_flops
 import pytest
 from test_config import recipe
 
-from electra_jax import paper_flops
-from electra_jax.config import field, model_config
+from electra_jax.config import model_config
 from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.settings import field
 
 VOCAB = 30522
 

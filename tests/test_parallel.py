@@ -16,14 +16,17 @@ import tiny
 from jax.sharding import PartitionSpec
 from ml_collections import ConfigDict
 
-from electra_jax import masking, parallel
-from electra_jax.checkpoint import Checkpoints
 from electra_jax.config import model_config
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import structure
-from electra_jax.parallel import Program, make_mesh, make_program, partition_spec, path_name
-from electra_jax.progress import compilations
-from electra_jax.step import TrainState, init_state
+from electra_jax.modeling.params import path_name
+from electra_jax.monitoring.progress import compilations
+from electra_jax.objectives import masking
+from electra_jax.sharding.mesh import make_mesh, share_of_rows
+from electra_jax.sharding.rules import RULES, partition_spec
+from electra_jax.training.checkpoint import Checkpoints
+from electra_jax.training.program import Program, make_program
+from electra_jax.training.step import TrainState, init_state
 
 BATCH = tiny.packed(16)
 SEED = 1
@@ -223,11 +226,11 @@ def test_every_path_matches_exactly_one_rule(kind, sharing):
     used = set()
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         name = path_name(path)
-        matching = [rule for rule in parallel.RULES if re.search(rule[0], name)]
+        matching = [rule for rule in RULES if re.search(rule[0], name)]
         assert len(matching) == 1, name
         assert len(matching[0][1]) <= leaf.ndim, name
         used.add(matching[0][0])
-    assert used == {pattern for pattern, _ in parallel.RULES}
+    assert used == {pattern for pattern, _ in RULES}
 
 
 @pytest.mark.parametrize("sharing", ["embeddings", "none", "all"])
@@ -242,7 +245,7 @@ def test_every_parameter_of_every_recipe_matches_exactly_one_rule(path, sharing)
     _, params = structure(model_config(config, vocab_size=30522))
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = f"params/{path_name(path)}"
-        (split,) = (split for pattern, split in parallel.RULES if re.search(pattern, name))
+        (split,) = (split for pattern, split in RULES if re.search(pattern, name))
         assert len(split) <= leaf.ndim, name
 
 
@@ -391,7 +394,7 @@ class Split:
 def test_every_process_knows_its_share_of_the_rows(processes, shares, monkeypatch):
     for process, share in enumerate(shares):
         monkeypatch.setattr(jax, "process_index", lambda process=process: process)
-        assert inspect.unwrap(parallel.share_of_rows)(Split(*processes)) == share
+        assert inspect.unwrap(share_of_rows)(Split(*processes)) == share
 
 
 @pytest.mark.parametrize(
@@ -399,4 +402,4 @@ def test_every_process_knows_its_share_of_the_rows(processes, shares, monkeypatc
 )
 def test_rows_that_processes_share_in_part_are_refused(processes):
     with pytest.raises(UserError, match=r"config\.parallel\.tensor gives processes some rows"):
-        inspect.unwrap(parallel.share_of_rows)(Split(*processes))
+        inspect.unwrap(share_of_rows)(Split(*processes))

@@ -17,20 +17,27 @@ from scipy import special
 from stdlib_text import stdlib_documents
 from stores import make_store
 
-from electra_jax import cli, parallel, predict, pretrain, shading, workdir
-from electra_jax.checkpoint import Checkpoints
+from electra_jax import cli, predict
 from electra_jax.config import get_config
-from electra_jax.data import layout
-from electra_jax.data import tokenizer as tokenizers
+from electra_jax.data import layout, tokenizers
 from electra_jax.data.store import TokenStore
-from electra_jax.finetune import trials
+from electra_jax.data.tokenizers.base import encode_with_special_tokens
+from electra_jax.finetune import assembly
+from electra_jax.finetune.assembly import make_task
 from electra_jax.finetune.config import SIZES
 from electra_jax.finetune.config import get_config as finetuning_config
 from electra_jax.finetune.encoding import encode_texts
+from electra_jax.inference import serving
+from electra_jax.jobs import pretraining
 from electra_jax.objectives import make_objective
-from electra_jax.objectives.mlm import context
-from electra_jax.optimizer import OptimizerConfig
-from electra_jax.step import TrainState
+from electra_jax.objectives.base import context
+from electra_jax.reporting import gallery
+from electra_jax.run.workdir import write_run_files
+from electra_jax.sharding.mesh import make_mesh
+from electra_jax.training.checkpoint import Checkpoints
+from electra_jax.training.optimizer import OptimizerConfig
+from electra_jax.training.program import make_program
+from electra_jax.training.step import TrainState
 
 TEXTS = ["The file is opened, and its lines are read.", "", "x = 5 " * 30]
 MEANT = {"rain": "It rains in the city.", "sun": "The sun shines."}
@@ -57,7 +64,7 @@ def save(path: Path, config, objective, tokenizer) -> TrainState:
     state = TrainState(jnp.int32(3), params, (jnp.zeros(1),))
     with Checkpoints(path / "checkpoints", "hash", keep=1) as checkpoints:
         checkpoints.save(3, state, {}, {})
-    workdir.write_run_files(config, path, tokenizer, {})
+    write_run_files(config, path, tokenizer, {})
     return state
 
 
@@ -82,8 +89,8 @@ def finetuned(path: Path, store, kind: str, **data):
     config.data.update(kind=kind, max_length=48, train="gone.csv", dev="gone.csv", **data)
     here = config.copy_and_resolve_references()
     here.data.update(train="", dev="")
-    task = trials.make_task(here, log=lambda line: None)
-    objective = trials.make_objective(config, task)
+    task = make_task(here, log=lambda line: None)
+    objective = assembly.make_objective(config, task)
     params = save(path, config, objective, store.tokenizer).params
     return task, objective, params
 
@@ -117,11 +124,11 @@ def answered(out: str) -> list[dict]:
 def test_detection_has_the_auc_of_the_evaluation(pretrained, store, monkeypatch, capfd, tmp_path):
     """The same rows, masks and samples; and the answers have the same area by ranks."""
     path, config, objective, params = pretrained
-    program = parallel.make_program(
-        parallel.make_mesh(config.parallel), objective, OptimizerConfig(1e-3, 1, 10), config.seed
+    program = make_program(
+        make_mesh(config.parallel), objective, OptimizerConfig(1e-3, 1, 10), config.seed
     )
     rows = layout.rows(store, "held_out", 32, config.data.layout, seed=config.seed)
-    expected = pretrain.evaluate(program, objective, params, rows, 16)
+    expected = pretraining.evaluate(program, objective, params, rows, 16)
     flags = [f"--workdir={path}", "--mode=detect", "--replace"]
     output = tmp_path / "answers.jsonl"
     code, out, _ = run(
@@ -172,7 +179,7 @@ def test_masks_are_filled_with_what_the_generator_says(pretrained, store, monkey
     assert without == {"text": "no mask", "masks": []}
     assert [text[m["start"] : m["end"]] for m in with_masks["masks"]] == ["[MASK]"] * 2
     tokenizer = store.tokenizer
-    ids, _, _ = tokenizers.encode_with_special_tokens(tokenizer, text)
+    ids, _, _ = encode_with_special_tokens(tokenizer, text)
     batch = row_of(ids, tokenizer)
     positions = jnp.flatnonzero(batch["input_ids"][0] == tokenizer.mask_id)[None]
     logits = objective.bind(params).generate(batch["input_ids"], context(batch), positions, None)
@@ -210,9 +217,9 @@ def test_vectors_are_means_or_first_states(
 def test_page_and_terminal_show_hostile_text_as_text(pretrained, monkeypatch, capfd, tmp_path):
     token = {"token": "<b>\x1b[31m\u202e\"'", "starts_word": True, "probability": 0.9}
     token |= {"original": "<script>", "proposals": [("&", 0.5)]}
-    assert "\x1b[31m" not in shading.as_terminal([token]).removeprefix("\x1b[38;5;16;48;5;202m")
-    assert "\\u001b[31m" in shading.as_terminal([token])
-    page = predict.page([{"tokens": [token]}])
+    assert "\x1b[31m" not in gallery.as_terminal([token]).removeprefix("\x1b[38;5;16;48;5;202m")
+    assert "\\u001b[31m" in gallery.as_terminal([token])
+    page = serving.page([{"tokens": [token]}])
     body = page[page.index("<section>") :]
     assert "<b>\x1b" not in body and "<script>" not in body
     assert "&lt;b&gt;\\u001b[31m\\u202e&quot;&#x27;" in body
@@ -230,7 +237,7 @@ def test_a_line_on_a_terminal_has_all_its_words(probability):
         {"token": token, "starts_word": starts, "probability": probability}
         for token, starts in pieces.items()
     ]
-    line = shading.as_terminal(text)
+    line = gallery.as_terminal(text)
     assert re.sub(r"\x1b\[[0-9;]*m", "", line) == "it rains ."
     assert ("\x1b" in line) == (probability >= 0.2)
 

@@ -12,10 +12,10 @@ from ml_collections import ConfigDict
 from stdlib_text import stdlib_documents
 
 from electra_jax.data import docstrings
+from electra_jax.data.preparation import prepare, store_directory
 from electra_jax.data.store import unfinished
-from electra_jax.data.tokenizer import SPECIAL_TOKENS
+from electra_jax.data.tokenizers.base import SPECIAL_TOKENS
 from electra_jax.errors import UserError
-from electra_jax.prepare import prepare, store_directory
 
 QUIET = lambda _: None  # noqa: E731
 

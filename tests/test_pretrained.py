@@ -13,19 +13,20 @@ import tiny
 from ml_collections import ConfigDict
 from safetensors.numpy import load_file, save_file
 
-from electra_jax import parallel
-from electra_jax.checkpoint import Checkpoints
 from electra_jax.config import get_config
-from electra_jax.data.wordpiece import WordPiece
+from electra_jax.data.tokenizers.wordpiece import WordPiece
 from electra_jax.errors import UserError
-from electra_jax.export import write
 from electra_jax.interop import huggingface
+from electra_jax.interop.export import write
 from electra_jax.interop.pretrained import load_encoder, load_networks
 from electra_jax.interop.source import config_of
-from electra_jax.modeling.electra import Params
+from electra_jax.modeling.params import Params
 from electra_jax.objectives import Objective, make_objective
-from electra_jax.step import TrainState
-from electra_jax.workdir import write_run_files
+from electra_jax.run.workdir import write_run_files
+from electra_jax.sharding.mesh import make_mesh
+from electra_jax.training.checkpoint import Checkpoints
+from electra_jax.training.program import Program, make_program, with_params
+from electra_jax.training.step import TrainState
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(chr, range(97, 123))]
 VARIANTS = {  # of what one file or directory can hold
@@ -532,10 +533,10 @@ def test_an_original_that_does_not_fit_is_refused_by_name(change, message, tmp_p
         load(recipe(), save_original(tmp_path / "a", params, **change))
 
 
-def on_devices(objective: Objective, fsdp: int = 1) -> parallel.Program:
+def on_devices(objective: Objective, fsdp: int = 1) -> Program:
     sizes = ConfigDict({"data": 1, "fsdp": fsdp, "tensor": 1})
-    mesh = parallel.make_mesh(sizes, devices=jax.devices()[:fsdp])
-    return parallel.make_program(mesh, objective, tiny.optimizer(), seed=0)
+    mesh = make_mesh(sizes, devices=jax.devices()[:fsdp])
+    return make_program(mesh, objective, tiny.optimizer(), seed=0)
 
 
 def test_the_first_loss_is_that_of_the_source_and_all_else_is_fresh(tmp_path):
@@ -543,7 +544,7 @@ def test_the_first_loss_is_that_of_the_source_and_all_else_is_fresh(tmp_path):
     objective, params = random_params(config)
     loaded, _ = load(config, save_both(tmp_path / "a", params))
     program = on_devices(objective, fsdp=4)
-    started = parallel.with_params(program.init(), loaded)
+    started = with_params(program.init(), loaded)
     assert int(started.step) == 0
     assert all(not x.any() for x in jax.tree.leaves(started.opt_state))
     found, expected = tiny.flat(started.params), tiny.flat(params)
@@ -551,7 +552,7 @@ def test_the_first_loss_is_that_of_the_source_and_all_else_is_fresh(tmp_path):
         np.testing.assert_array_equal(found[name], value)
     batch = program.place(tiny.packed(4, 16, len(VOCAB)))
     losses = program.eval_step(started.params, batch)
-    expected = program.eval_step(parallel.with_params(program.init(), expected).params, batch)
+    expected = program.eval_step(with_params(program.init(), expected).params, batch)
     assert losses["mlm_loss"][1] > 0
     for name in ("mlm_loss", "rtd_loss"):
         np.testing.assert_array_equal(losses[name], expected[name])

@@ -18,9 +18,9 @@ import pytest
 import tiny_run
 from tiny import flat
 
-from electra_jax import processes
 from electra_jax.errors import UserError
-from electra_jax.writer import read_metrics
+from electra_jax.monitoring.writer import read_metrics
+from electra_jax.run import processes
 
 ROOT = Path(__file__).parents[1]
 SPEED = {"tokens_per_second", "mfu", "input_wait"}

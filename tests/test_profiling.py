@@ -1,7 +1,7 @@
 import jax
 import pytest
 
-from electra_jax.profiling import profiled
+from electra_jax.monitoring.profiling import profiled
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from electra_jax import progress
-from electra_jax.progress import Progress, add_up, compilations, duration
+from electra_jax.monitoring import progress
+from electra_jax.monitoring.progress import Progress, add_up, compilations, duration
 
 TOKENS = 100.0
 SPEED = {"tokens_per_second", "input_wait", "mfu"}

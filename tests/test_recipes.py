@@ -4,9 +4,9 @@ import importlib.util
 from pathlib import Path
 
 import jax
+import paper_flops
 import pytest
 
-from electra_jax import paper_flops
 from electra_jax.config import get_config, model_config, validate
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import structure

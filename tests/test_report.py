@@ -7,8 +7,8 @@ import pytest
 
 from electra_jax import cli
 from electra_jax.errors import UserError
-from electra_jax.report import AXES, FIGURES, read_run, write_report
 from electra_jax.report import main as report_command
+from electra_jax.reporting.page import AXES, FIGURES, read_run, write_report
 
 MLM = {"mlm_loss": 3.0, "mlm_accuracy": 0.5}
 RTD = {

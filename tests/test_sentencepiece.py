@@ -13,10 +13,10 @@ import pytest
 import sentencepiece as library
 from stdlib_text import stdlib_documents
 
-from electra_jax.data import sentencepiece
-from electra_jax.data import tokenizer as tokenizers
-from electra_jax.data.sentencepiece import SentencePiece
-from electra_jax.data.tokenizer import SPECIAL_TOKENS
+from electra_jax.data import tokenizers
+from electra_jax.data.tokenizers import sentencepiece
+from electra_jax.data.tokenizers.base import SPECIAL_TOKENS
+from electra_jax.data.tokenizers.sentencepiece import SentencePiece
 from electra_jax.errors import UserError
 
 CASED = {"lower_case": False, "strip_accents": False}

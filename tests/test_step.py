@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import tiny
 
-from electra_jax import step
+from electra_jax.monitoring.progress import compilations
 from electra_jax.objectives import Objective
 from electra_jax.objectives.mlm import MaskedLanguageModel
-from electra_jax.parallel import Program, make_program
-from electra_jax.progress import compilations
-from electra_jax.step import TrainState
+from electra_jax.training import step
+from electra_jax.training.program import Program, make_program
+from electra_jax.training.step import TrainState
 
 BATCH = tiny.packed(8)
 

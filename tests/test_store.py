@@ -14,11 +14,11 @@ from stdlib_text import stdlib_documents
 from stores import groups, make_store
 
 from electra_jax.data import store as store_module
-from electra_jax.data import tokenizer as tokenizers
+from electra_jax.data import tokenizers
 from electra_jax.data.reader import Damage, Group
 from electra_jax.data.store import Tokens, open_store, unfinished, verify
-from electra_jax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
-from electra_jax.data.wordpiece import WordPiece
+from electra_jax.data.tokenizers.base import SPECIAL_TOKENS, Tokenizer
+from electra_jax.data.tokenizers.wordpiece import WordPiece
 from electra_jax.errors import UserError
 
 SETTINGS = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from stdlib_text import stdlib_documents
 
-from electra_jax.data import tokenizer as tokenizers
-from electra_jax.data.sentencepiece import SentencePiece
-from electra_jax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
-from electra_jax.data.wordpiece import WordPiece
+from electra_jax.data import tokenizers
+from electra_jax.data.tokenizers.base import SPECIAL_TOKENS, Tokenizer
+from electra_jax.data.tokenizers.sentencepiece import SentencePiece
+from electra_jax.data.tokenizers.wordpiece import WordPiece
 from electra_jax.errors import UserError
 
 KINDS = ("wordpiece", "unigram", "bpe")
@@ -197,7 +197,7 @@ def test_training_is_the_same_in_every_process_and_on_one_core():
         "import os, sys\n"
         "from itertools import chain\n"
         "from stdlib_text import stdlib_documents\n"
-        "from electra_jax.data.tokenizer import train\n"
+        "from electra_jax.data.tokenizers import train\n"
         "if sys.argv[1:] and hasattr(os, 'sched_setaffinity'):\n"
         "    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
         "lines = list(chain.from_iterable(stdlib_documents()))\n"

@@ -1,4 +1,4 @@
-"""The command `python -m electra_jax.data.tokenizer`."""
+"""The command `python -m electra_jax.tokenize`."""
 
 import gzip
 import io
@@ -15,12 +15,13 @@ import pytest
 from sentencepiece import SentencePieceTrainer
 from stdlib_text import stdlib_documents
 
-from electra_jax.data import tokenizer as tokenizers
-from electra_jax.data.tokenizer import SPECIAL_TOKENS
-from electra_jax.data.wordpiece import WordPiece
+from electra_jax import tokenize
+from electra_jax.data import tokenizers
+from electra_jax.data.tokenizers.base import SPECIAL_TOKENS
+from electra_jax.data.tokenizers.wordpiece import WordPiece
 from electra_jax.errors import UserError
 
-COMMAND = [sys.executable, "-m", "electra_jax.data.tokenizer"]
+COMMAND = [sys.executable, "-m", "electra_jax.tokenize"]
 ROOT = Path(__file__).parents[1]
 UNCASED = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
 VOCAB = [*SPECIAL_TOKENS, "it", "It", "rain", "##s", "é", "<", ">", "pad", "\u2028"]
@@ -41,7 +42,7 @@ def run(monkeypatch, capsys) -> Callable[..., list[dict]]:
     def run(text: bytes, *arguments: str) -> list[dict]:
         monkeypatch.setattr(sys, "argv", ["tokenizer", *arguments])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), "ascii"))
-        tokenizers.main()
+        tokenize.main()
         out = capsys.readouterr().out
         assert out.isascii()
         return [json.loads(line) for line in out.splitlines()]

@@ -9,10 +9,10 @@ from sentencepiece import sentencepiece_model_pb2
 from stdlib_text import stdlib_documents
 from tokenizers import Tokenizer as Pipeline
 
-from electra_jax.data import tokenizer as tokenizers
-from electra_jax.data.sentencepiece import SentencePiece
-from electra_jax.data.tokenizer import Tokenizer
-from electra_jax.data.wordpiece import WordPiece
+from electra_jax.data import tokenizers
+from electra_jax.data.tokenizers.base import Tokenizer
+from electra_jax.data.tokenizers.sentencepiece import SentencePiece
+from electra_jax.data.tokenizers.wordpiece import WordPiece
 from electra_jax.errors import UserError
 from electra_jax.interop.tokenizer_files import read_tokenizer, to_pipeline, write_tokenizer
 

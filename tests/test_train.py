@@ -16,14 +16,18 @@ import pytest
 import tiny_run
 import tiny_tfds
 
-from electra_jax import cli, main, parallel, pretrain, train
+from electra_jax import cli, main
 from electra_jax.data import layout
 from electra_jax.data.store import open_store
-from electra_jax.export import export
-from electra_jax.interruption import Interruption
+from electra_jax.interop.export import export
+from electra_jax.jobs import pretraining
+from electra_jax.monitoring.writer import read_metrics
 from electra_jax.objectives import make_objective
-from electra_jax.optimizer import OptimizerConfig
-from electra_jax.writer import read_metrics
+from electra_jax.run.interruption import Interruption
+from electra_jax.sharding.mesh import make_mesh
+from electra_jax.training import loop, program
+from electra_jax.training.optimizer import OptimizerConfig
+from electra_jax.training.program import make_program
 
 MLM = ["--config.objective=mlm"]
 
@@ -345,9 +349,9 @@ def test_frozen_generator_of_another_run_stays_what_it_was(place, straight, monk
 
 def test_unigram_generator_counts_the_store_that_it_corrupts(place, straight, monkeypatch, capfd):
     made = []
-    original = pretrain.make_objective
+    original = pretraining.make_objective
     monkeypatch.setattr(
-        pretrain, "make_objective", lambda *x: made.append(original(*x)) or made[-1]
+        pretraining, "make_objective", lambda *x: made.append(original(*x)) or made[-1]
     )
     flags = ["--config.generator.kind=unigram", "--config.generator.width=0.25"]
     flags += ["--config.num_train_steps=2"]
@@ -446,7 +450,7 @@ def test_tensorflow_data_set_word_masks_segments_and_workers_train(
 def test_skips_losses_that_are_not_finite_and_stops_at_too_many(
     place, straight, monkeypatch, capfd
 ):
-    healthy = parallel.train_step
+    healthy = program.train_step
 
     def ill(state, batch, seed, **kwargs):
         new_state, sums = healthy(state, batch, seed, **kwargs)
@@ -454,7 +458,7 @@ def test_skips_losses_that_are_not_finite_and_stops_at_too_many(
         poison = jax.numpy.where(is_ill, jax.numpy.nan, 1.0)
         return new_state, sums | {"mlm_loss": sums["mlm_loss"] * poison}
 
-    monkeypatch.setattr(parallel, "train_step", ill)
+    monkeypatch.setattr(program, "train_step", ill)
     flags = [*MLM, "--config.log_every_steps=3", "--config.max_skipped_updates=1"]
     assert run_here(monkeypatch, place, "ill", *flags) == 1
     out, err = capfd.readouterr()
@@ -480,9 +484,9 @@ def broken(num_batches: int):
 def test_workers_that_a_signal_has_ended_end_the_batches():
     stop = Interruption()
     with pytest.raises(BrokenProcessPool):
-        list(train.until_workers_are_stopped(broken(2), stop))
+        list(loop.until_workers_are_stopped(broken(2), stop))
     threading.Timer(0.2, stop.requested.set).start()  # the signal reaches this process later
-    assert len(list(train.until_workers_are_stopped(broken(2), stop))) == 2
+    assert len(list(loop.until_workers_are_stopped(broken(2), stop))) == 2
 
 
 def test_evaluation_counts_each_row_once(place, straight):
@@ -493,11 +497,11 @@ def test_evaluation_counts_each_row_once(place, straight):
     held_out = layout.rows(store, "held_out", 32, "packed")
     objective = make_objective(config, store.tokenizer)
     optimizer = OptimizerConfig(num_steps=1, **config.optimizer)
-    mesh = parallel.make_mesh(config.parallel)
-    program = parallel.make_program(mesh, objective, optimizer, config.seed)
+    mesh = make_mesh(config.parallel)
+    program = make_program(mesh, objective, optimizer, config.seed)
     params = program.init().params
     by_8, by_16 = (
-        pretrain.evaluate(program, objective, params, held_out, size) for size in (8, 16)
+        pretraining.evaluate(program, objective, params, held_out, size) for size in (8, 16)
     )
     assert len(held_out) % 8
     assert by_16 == pytest.approx(by_8, rel=1e-6)

@@ -14,22 +14,16 @@ import tiny_run
 from flax import nnx
 from stdlib_text import stdlib_documents
 
-from electra_jax.checkpoint import restore_params
-from electra_jax.data import tokenizer as tokenizers
-from electra_jax.data.tokenizer import Tokenizer
-from electra_jax.export import USAGE, export
+from electra_jax.data import tokenizers
+from electra_jax.data.tokenizers.base import Tokenizer, encode_with_special_tokens
+from electra_jax.interop.export import USAGE, export
 from electra_jax.interop.pretrained import load_encoder, load_tower
 from electra_jax.interop.source import config_of, parts_of, read_source
-from electra_jax.modeling.electra import (
-    Context,
-    Electra,
-    ElectraConfig,
-    Params,
-    run_tower,
-    structure,
-)
+from electra_jax.modeling.electra import Context, Electra, ElectraConfig, run_tower, structure
 from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.modeling.layers import gelu
+from electra_jax.modeling.params import Params
+from electra_jax.training.checkpoint import restore_params
 
 pytestmark = [pytest.mark.interop, pytest.mark.filterwarnings("default")]
 
@@ -150,7 +144,7 @@ def test_the_generator_fills_masks(run, tmp_path):
     fill = huggingface().pipeline("fill-mask", str(tmp_path / "out"))
     found = fill("Return the [MASK] of the list.", top_k=3)
     tokenizer = tokenizers.load(run / "tokenizer")
-    ids, _, _ = tokenizers.encode_with_special_tokens(tokenizer, "Return the [MASK] of the list.")
+    ids, _, _ = encode_with_special_tokens(tokenizer, "Return the [MASK] of the list.")
     ids = np.array([[tokenizer.cls_id, *ids, tokenizer.sep_id]])
     place = ids[0].tolist().index(tokenizer.mask_id)
     tower = parts_of(restore_params(run / "checkpoints")[1])["generator"]

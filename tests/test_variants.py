@@ -17,20 +17,23 @@ from flax import nnx
 from ml_collections import ConfigDict
 from test_objectives import SAMPLES, init, mask, sums
 
-from electra_jax import masking, metrics, parallel
 from electra_jax.config import get_config, model_config
-from electra_jax.data import tokenizer
-from electra_jax.masking import Masked
+from electra_jax.data import tokenizers
 from electra_jax.modeling.electra import PADDED_LOGIT, structure, tower_embeddings
-from electra_jax.objectives import Objective, make_objective
+from electra_jax.monitoring.progress import compilations
+from electra_jax.objectives import Objective, make_objective, masking, metrics
 from electra_jax.objectives.adversarial import policy_sums
+from electra_jax.objectives.base import context
 from electra_jax.objectives.corruption import frequency_logits
-from electra_jax.objectives.mlm import MaskedLanguageModel, context
+from electra_jax.objectives.masking import Masked
+from electra_jax.objectives.mlm import MaskedLanguageModel
 from electra_jax.objectives.reconstruction import copy_sums
-from electra_jax.optimizer import only_trained
-from electra_jax.progress import compilations
-from electra_jax.schedules import Ramp, at
-from electra_jax.step import TrainState, init_state
+from electra_jax.objectives.schedules import Ramp, at
+from electra_jax.sharding.mesh import make_mesh
+from electra_jax.sharding.rules import shardings
+from electra_jax.training.optimizer import only_trained
+from electra_jax.training.program import Program, make_program
+from electra_jax.training.step import TrainState, init_state
 
 BATCH = tiny.packed(8)
 FOUR = jax.device_put(tiny.packed(4))
@@ -297,7 +300,7 @@ def test_all_tokens_mlm_in_parts_is_that_of_all_at_once():
 def test_uniform_is_unigram_on_a_flat_corpus():
     lines = ["tokens start words", "words start with tokens"] * 5
     settings = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
-    trained = tokenizer.train("wordpiece", lines, 100, **settings)
+    trained = tokenizers.train("wordpiece", lines, 100, **settings)
     config = get_config()
     config.generator.kind = "uniform"
     uniform = make_objective(config, trained)
@@ -348,9 +351,9 @@ def run(objective: Objective, num_steps: int, state: TrainState | None = None, *
 
 
 @functools.cache
-def one_device(objective: Objective, optimizer: tuple = ()) -> parallel.Program:
-    mesh = parallel.make_mesh(get_config().parallel, jax.devices()[:1])
-    return parallel.make_program(mesh, objective, tiny.optimizer(**dict(optimizer)), 0)
+def one_device(objective: Objective, optimizer: tuple = ()) -> Program:
+    mesh = make_mesh(get_config().parallel, jax.devices()[:1])
+    return make_program(mesh, objective, tiny.optimizer(**dict(optimizer)), 0)
 
 
 def moved(before: TrainState, after: TrainState) -> set[str]:
@@ -407,7 +410,7 @@ def test_two_stages_without_a_first_one_have_a_frozen_random_generator():
     config.generator.update(sharing="gdes", width=1.0)
     config.algorithm = "two_stage"
     settings = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
-    trained = tokenizer.train("wordpiece", ["tokens start words"] * 5, 100, **settings)
+    trained = tokenizers.train("wordpiece", ["tokens start words"] * 5, 100, **settings)
     two_stage = make_objective(config, trained)
     config.algorithm = "joint"
     config.generator.kind = "frozen"
@@ -493,9 +496,9 @@ TOPOLOGIES = {"sharded": ((2, 2, 2), "jit"), "pmapped": ((8, 1, 1), "pmap")}
 )
 def test_training_is_the_same_on_any_topology(kind, topology):
     sizes, api = TOPOLOGIES[topology]
-    mesh = parallel.make_mesh(ConfigDict(dict(zip(("data", "fsdp", "tensor"), sizes, strict=True))))
+    mesh = make_mesh(ConfigDict(dict(zip(("data", "fsdp", "tensor"), sizes, strict=True))))
     objective = tiny.objective(kind, init_stddev=0.1)
-    program = parallel.make_program(
+    program = make_program(
         mesh, objective, tiny.optimizer(warmup_steps=1), 0, num_microbatches=1, api=api
     )
     states, history = trained(kind)
@@ -695,5 +698,5 @@ def test_state_of_every_variant_has_a_place():
         state = jax.eval_shape(
             lambda kind=kind: init_state(tiny.objective(kind), tiny.optimizer(), 0)
         )
-        mesh = parallel.make_mesh(get_config().parallel)
-        parallel.shardings(state, mesh)
+        mesh = make_mesh(get_config().parallel)
+        shardings(state, mesh)

@@ -5,10 +5,10 @@ from itertools import chain
 import pytest
 from stdlib_text import stdlib_documents
 
-from electra_jax.data import tokenizer as tokenizers
-from electra_jax.data import wordpiece
-from electra_jax.data.tokenizer import SPECIAL_TOKENS, encode_with_special_tokens
-from electra_jax.data.wordpiece import WordPiece
+from electra_jax.data import tokenizers
+from electra_jax.data.tokenizers import wordpiece
+from electra_jax.data.tokenizers.base import SPECIAL_TOKENS, encode_with_special_tokens
+from electra_jax.data.tokenizers.wordpiece import WordPiece
 from electra_jax.errors import UserError
 
 SETTINGS = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}

@@ -13,12 +13,13 @@ from ml_collections import ConfigDict
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import RecordWriter
 
-from electra_jax import parallel
 from electra_jax.config import get_config, validate
 from electra_jax.errors import UserError
-from electra_jax.histograms import Histogram, histograms
-from electra_jax.tracking import tracked
-from electra_jax.writer import MetricWriter, read_metrics
+from electra_jax.monitoring.histograms import Histogram, histograms
+from electra_jax.monitoring.tracking import tracked
+from electra_jax.monitoring.writer import MetricWriter, read_metrics
+from electra_jax.sharding.mesh import make_mesh
+from electra_jax.training.program import make_program
 
 
 def log(workdir, steps, start_step=0):
@@ -200,8 +201,8 @@ def test_weights_and_biases_must_be_installed(monkeypatch):
 @pytest.mark.parametrize("axes", [(8, 1, 1), (2, 2, 2)])
 def test_histograms_are_numpys_of_each_layer_wherever_the_parameters_are(axes, tmp_path):
     sizes = ConfigDict(dict(zip(("data", "fsdp", "tensor"), axes, strict=True)))
-    mesh = parallel.make_mesh(sizes)
-    params = parallel.make_program(mesh, tiny.objective(), tiny.optimizer(), 0).init().params
+    mesh = make_mesh(sizes)
+    params = make_program(mesh, tiny.objective(), tiny.optimizer(), 0).init().params
     with MetricWriter(tmp_path, start_step=0) as writer:
         writer.write_histograms(7, histograms(params))
     (event,) = [event for event in read_events(tmp_path) if event.step == 7]

@@ -7,16 +7,16 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from electra_jax.masking import MaskingConfig
 from electra_jax.modeling.electra import ElectraConfig
 from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.objectives import Objective
 from electra_jax.objectives.adversarial import AdversarialTokenDetection
 from electra_jax.objectives.electra import ReplacedTokenDetection
+from electra_jax.objectives.masking import MaskingConfig
 from electra_jax.objectives.mlm import MaskedLanguageModel
 from electra_jax.objectives.reconstruction import AllTokensMLM, ReplaceMLM
-from electra_jax.optimizer import OptimizerConfig
-from electra_jax.schedules import Ramp
+from electra_jax.objectives.schedules import Ramp
+from electra_jax.training.optimizer import OptimizerConfig
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 VOCAB = 300  # not a multiple of a block: logits have padded columns

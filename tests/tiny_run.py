@@ -21,10 +21,11 @@ import orbax.checkpoint as ocp
 from stdlib_text import stdlib_documents
 from tiny import flat
 
-from electra_jax import cli, main, pretrain
-from electra_jax.checkpoint import Checkpoints
+from electra_jax import cli, main
 from electra_jax.data import loader
-from electra_jax.writer import read_metrics
+from electra_jax.jobs import pretraining
+from electra_jax.monitoring.writer import read_metrics
+from electra_jax.training.checkpoint import Checkpoints
 
 RECIPE = """
 from electra_jax.config import get_config as default
@@ -166,6 +167,8 @@ if __name__ == "__main__":
         start_step,
         train_batches(rows, start_step, *args, **kwargs),
     )
-    pretrain.add_up = sent_after_the_first(pretrain.add_up, at.get("evaluation"), Path(workdir))
+    pretraining.add_up = sent_after_the_first(
+        pretraining.add_up, at.get("evaluation"), Path(workdir)
+    )
     Checkpoints.save = sent_after_the_first(Checkpoints.save, at.get("save"), Path(workdir))
     cli.run(main.main)

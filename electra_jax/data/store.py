@@ -43,9 +43,9 @@ from pathlib import Path
 
 import numpy as np
 
-from electra_jax.data import tokenizer as tokenizers
+from electra_jax.data import tokenizers
 from electra_jax.data.reader import Document, Group, logged, take_apart
-from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.data.workers import map_in_order
 from electra_jax.errors import UserError
 from electra_jax.files import write_text

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from electra_jax.prediction import Arrays, FeatureRows
+from electra_jax.data.features import Arrays, FeatureRows
 
 MULTIPLE = 8  # widths are multiples of it, as accelerators like them
 NARROWEST = 32  # of widths to predict with

@@ -10,22 +10,22 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from electra_jax import config as configuration
-from electra_jax.config import (
+from electra_jax.config import get_config as pretraining_config
+from electra_jax.config import topology_clashes
+from electra_jax.errors import UserError
+from electra_jax.finetune import glue
+from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.settings import (
     COUNT,
     NOT_NEGATIVE,
     OPTIONAL_COUNT,
     POSITIVE,
     SHARE,
     Check,
+    check_fields,
+    field,
     one_of,
 )
-from electra_jax.config import (
-    get_config as pretraining_config,
-)
-from electra_jax.errors import UserError
-from electra_jax.finetune import glue
-from electra_jax.modeling.encoder import EncoderConfig
 
 SIZES = (
     *("vocab_size", "embedding_size", "hidden_size", "num_layers", "num_heads"),
@@ -177,9 +177,9 @@ def validate(config: ConfigDict, num_devices: int) -> None:
     Raises:
       UserError: names the fields, what was found and what is allowed.
     """
-    shared = {name: configuration.CHECKS[name] for name in SHARED}
-    configuration.check_fields(config, CHECKS | shared)
-    for problem in (*clashes(config), *configuration.topology_clashes(config, num_devices)):
+    shared = {name: config.CHECKS[name] for name in SHARED}
+    check_fields(config, CHECKS | shared)
+    for problem in (*clashes(config), *topology_clashes(config, num_devices)):
         raise UserError(problem)
 
 
@@ -195,7 +195,7 @@ def clashes(config: ConfigDict) -> Iterator[str]:
         yield f"config.data.train is empty; config.data.kind = {data.kind!r} needs a training file"
     default = get_config()
     for name, kinds in KINDS.items():
-        value, usual = configuration.field(config, name), configuration.field(default, name)
+        value, usual = field(config, name), field(default, name)
         if data.kind not in kinds and value != usual:
             yield (
                 f"config.{name} is {value!r}, which has no effect with config.data.kind = "
@@ -220,7 +220,7 @@ def clashes(config: ConfigDict) -> Iterator[str]:
             ("checkpoint.keep_best", False),
             ("histograms", False),
         ):
-            if (found := configuration.field(config, name)) != needed:
+            if (found := field(config, name)) != needed:
                 yield (
                     f"config.{name} is {found!r}; with config.trials_at_once = "
                     f"{config.trials_at_once} it must be {needed!r}"

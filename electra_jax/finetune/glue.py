@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from electra_jax.data.text import read_data_set, read_lines
 from electra_jax.errors import UserError
 from electra_jax.files import write_bytes, write_text
-from electra_jax.finetune.files import read_data_set, read_lines
 from electra_jax.finetune.sentences import Example, Prediction, SentenceTask
 from electra_jax.finetune.task import TRAIN, Head, Log
 

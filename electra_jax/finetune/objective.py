@@ -11,14 +11,13 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from electra_jax.modeling import heads
-from electra_jax.modeling.electra import Params
+from electra_jax.finetune import heads
+from electra_jax.finetune.heads import EncoderWithHead, HeadConfig
 from electra_jax.modeling.encoder import EncoderConfig
-from electra_jax.modeling.heads import EncoderWithHead, HeadConfig
 from electra_jax.modeling.layers import PRNGKey
-from electra_jax.objectives.base import Batch, Sums
-from electra_jax.objectives.mlm import binary_cross_entropy, context, pair
-from electra_jax.schedules import Step
+from electra_jax.modeling.params import Params
+from electra_jax.objectives.base import Batch, Sums, binary_cross_entropy, context, pair
+from electra_jax.objectives.schedules import Step
 
 Outputs = dict[str, Array]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.files import write_text
 from electra_jax.finetune import metrics

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.data.text import read_data_set, read_json
+from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.files import write_text
-from electra_jax.finetune import squad_metrics
 from electra_jax.finetune.encoding import owners, pack, windows
-from electra_jax.finetune.files import read_data_set, read_json
+from electra_jax.finetune.squad_metrics import score_v1, score_v2
 from electra_jax.finetune.task import TRAIN, Arrays, FileTask, Head, Log
 
 MAX_QUESTION = 64  # tokens of a question that are kept
@@ -249,9 +249,9 @@ class SquadTask(FileTask):
         gold = {example.id: [answer.text for answer in example.answers] for example, _ in pairs}
         texts = {guess.id: guess.n_best[0].text if guess.n_best else "" for _, guess in pairs}
         if not self._unanswerable:
-            return squad_metrics.score_v1(gold, texts)
+            return score_v1(gold, texts)
         odds = {guess.id: guess.null_odds for _, guess in pairs}
-        return squad_metrics.score_v2(gold, texts, odds, self._null_threshold)
+        return score_v2(gold, texts, odds, self._null_threshold)
 
     def floor(self, examples: Sequence[Example]) -> float:
         """See `Task.floor`: that of no answer, ever."""

@@ -27,12 +27,12 @@ from pathlib import Path
 import numpy as np
 from scipy import special
 
-from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.data.text import read_lines
+from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.files import write_text
 from electra_jax.finetune import metrics
 from electra_jax.finetune.encoding import owners, pack, windows
-from electra_jax.finetune.files import read_lines
 from electra_jax.finetune.task import TRAIN, Arrays, FileTask, Head, Log
 
 OUTSIDE = "O"

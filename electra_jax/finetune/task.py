@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
 
 Arrays = dict[str, np.ndarray]

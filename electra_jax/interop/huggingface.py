@@ -20,10 +20,10 @@ import numpy as np
 from jaxtyping import Array
 
 from electra_jax.errors import UserError
-from electra_jax.modeling import electra
-from electra_jax.modeling.electra import ElectraConfig, Params, path_name, tower_embeddings
+from electra_jax.modeling.electra import ElectraConfig, structure, tower_embeddings
 from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.modeling.layers import LAYER_NORM_EPSILON
+from electra_jax.modeling.params import Params, path_name
 
 # Our modules and tables to theirs; `{}` is the layer. Several names are fused in ours.
 ENCODER: dict[str, tuple[str, ...]] = {
@@ -128,7 +128,7 @@ def one_tower(params: Params, tower: str) -> Params:
 
 def tower_structure(config: EncoderConfig, part: str, num_outputs: int = 0) -> Params:
     """Shapes of a part of these sizes, `num_outputs` being those of a fine-tuned head."""
-    shapes = electra.structure(ElectraConfig(config, config, "all"))[1]
+    shapes = structure(ElectraConfig(config, config, "all"))[1]
     if part in ("discriminator", "generator"):
         return one_tower(shapes, part)
     tower = one_tower(shapes, "discriminator")

@@ -12,14 +12,14 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.interop import huggingface
 from electra_jax.interop.source import Network, Source, grouped, read_source
-from electra_jax.modeling.electra import Params, path_name
 from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.params import Params, path_name
 from electra_jax.objectives import Objective
-from electra_jax.step import stream
+from electra_jax.training.step import stream
 
 TOWERS = ("discriminator", "generator")
 

@@ -15,18 +15,18 @@ import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from electra_jax.checkpoint import restore_params
-from electra_jax.config import num_heads
-from electra_jax.data import tokenizer as tokenizers
-from electra_jax.data.tokenizer import Tokenizer
+from electra_jax.data import tokenizers
+from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.files import read_json
 from electra_jax.interop import huggingface, tensorflow1
 from electra_jax.interop.tensor_bundle import Entry, read_index
 from electra_jax.interop.tokenizer_files import read_tokenizer
-from electra_jax.modeling.electra import Params, path_name
 from electra_jax.modeling.encoder import EncoderConfig
-from electra_jax.workdir import chosen_step
+from electra_jax.modeling.params import Params, path_name
+from electra_jax.modeling.sizes import num_heads
+from electra_jax.run.workdir import chosen_step
+from electra_jax.training.checkpoint import restore_params
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5")  # other formats of the same weights

@@ -13,9 +13,9 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from electra_jax.data.sentencepiece import SPACE, SentencePiece
-from electra_jax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
-from electra_jax.data.wordpiece import CONTINUATION, WordPiece
+from electra_jax.data.tokenizers.base import SPECIAL_TOKENS, Tokenizer
+from electra_jax.data.tokenizers.sentencepiece import SPACE, SentencePiece
+from electra_jax.data.tokenizers.wordpiece import CONTINUATION, WordPiece
 from electra_jax.errors import UserError
 from electra_jax.files import read_json
 

@@ -24,11 +24,12 @@ from electra_jax.modeling.layers import (
     layer_norm,
     truncated_normal,
 )
+from electra_jax.modeling.params import Params
 
 VOCAB_BLOCK = 128  # output columns are padded to a multiple of this: hardware tiles, see masking.py
-PADDED_LOGIT = -1e9
 
-Params = dict  # a nested dict of float32 arrays
+
+PADDED_LOGIT = -1e9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,11 +231,6 @@ def tower_embeddings(params: Params, tower: str) -> Params:
         return own
     tables = {name: params["embeddings"][name] + x for name, x in own.items() if name != "norm"}
     return tables | {"norm": own["norm"]}
-
-
-def path_name(path: tuple) -> str:
-    """`discriminator/encoder/layers/up/kernel` for a key path into a tree of parameters."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def init(config: ElectraConfig, key: PRNGKey) -> tuple[nnx.GraphDef, Params]:

@@ -5,14 +5,14 @@ from jaxtyping import Int
 from ml_collections import ConfigDict
 
 from electra_jax.config import model_config
-from electra_jax.data.tokenizer import Tokenizer
-from electra_jax.masking import MaskingConfig
+from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.objectives.adversarial import AdversarialTokenDetection
 from electra_jax.objectives.base import Objective as Objective
 from electra_jax.objectives.electra import ReplacedTokenDetection
+from electra_jax.objectives.masking import MaskingConfig
 from electra_jax.objectives.mlm import MaskedLanguageModel
 from electra_jax.objectives.reconstruction import AllTokensMLM, ReplaceMLM
-from electra_jax.schedules import Ramp, Schedule
+from electra_jax.objectives.schedules import Ramp, Schedule
 
 
 def make_objective(

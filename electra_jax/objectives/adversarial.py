@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from electra_jax import masking
-from electra_jax.masking import Masked
-from electra_jax.modeling.electra import Params
 from electra_jax.modeling.layers import PRNGKey
+from electra_jax.modeling.params import Params
+from electra_jax.objectives import masking
+from electra_jax.objectives.base import Batch, Sums, context, pair
 from electra_jax.objectives.electra import ReplacedTokenDetection, rtd_cross_entropy
-from electra_jax.objectives.mlm import Batch, Sums, context, mlm_sums, pair
-from electra_jax.schedules import Step, at
+from electra_jax.objectives.masking import Masked
+from electra_jax.objectives.mlm import mlm_sums
+from electra_jax.objectives.schedules import Step, at
 
 
 @dataclasses.dataclass(frozen=True)

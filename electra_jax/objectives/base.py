@@ -2,12 +2,14 @@
 
 from typing import Protocol, runtime_checkable
 
+import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Num, PyTree
 
-from electra_jax.modeling.electra import Params
+from electra_jax.modeling.electra import Context
 from electra_jax.modeling.layers import PRNGKey
-from electra_jax.schedules import Step
+from electra_jax.modeling.params import Params
+from electra_jax.objectives.schedules import Step
 
 Batch = dict[str, Num[Array, "B ..."]]
 Sums = dict[str, Float[Array, "..."]]
@@ -81,3 +83,25 @@ class Objective(Protocol):
         global batch, so no number depends on how the batch was split.
         """
         ...
+
+
+def is_real(batch: Batch) -> Array:
+    """True for tokens, False for padding; bool [B, L]."""
+    return batch["piece_ids"] > 0
+
+
+def context(batch: Batch) -> Context:
+    """What both towers read beside the ids."""
+    return Context(batch["piece_ids"], batch["position_ids"], batch["token_type_ids"])
+
+
+def pair(values: Float[Array, "*dims"], weights: Float[Array, "*dims"]) -> Float[Array, "2"]:
+    """`[weighted sum, weight]`: divide the one by the other for the mean."""
+    return jnp.stack([(values * weights).sum(), weights.sum()])
+
+
+def binary_cross_entropy(
+    logits: Float[Array, "*dims"], labels: Float[Array, "*dims"]
+) -> Float[Array, "*dims"]:
+    """Negative log-probabilities of `labels`, ones and zeros."""
+    return jnp.maximum(logits, 0) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))

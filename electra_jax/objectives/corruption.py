@@ -16,12 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from electra_jax import masking
-from electra_jax.masking import Masked
-from electra_jax.modeling.electra import PADDED_LOGIT, VOCAB_BLOCK, Electra, Params
+from electra_jax.modeling.electra import PADDED_LOGIT, VOCAB_BLOCK, Electra
 from electra_jax.modeling.layers import PRNGKey
-from electra_jax.objectives.mlm import Batch, MaskedLanguageModel, Sums, context, mlm_sums, pair
-from electra_jax.schedules import Schedule, Step, at
+from electra_jax.modeling.params import Params
+from electra_jax.objectives import masking
+from electra_jax.objectives.base import context, pair
+from electra_jax.objectives.masking import Masked
+from electra_jax.objectives.mlm import Batch, MaskedLanguageModel, Sums, mlm_sums
+from electra_jax.objectives.schedules import Schedule, Step, at
 
 
 @dataclasses.dataclass(frozen=True)

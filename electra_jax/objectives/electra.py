@@ -9,20 +9,13 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from electra_jax import masking
-from electra_jax.masking import Masked
-from electra_jax.metrics import score_histogram
 from electra_jax.modeling.electra import Electra
 from electra_jax.modeling.layers import PRNGKey
+from electra_jax.objectives import masking
+from electra_jax.objectives.base import Batch, Sums, binary_cross_entropy, context, is_real, pair
 from electra_jax.objectives.corruption import CorruptedText
-from electra_jax.objectives.mlm import (
-    Batch,
-    Sums,
-    binary_cross_entropy,
-    context,
-    is_real,
-    pair,
-)
+from electra_jax.objectives.masking import Masked
+from electra_jax.objectives.metrics import score_histogram
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,13 +11,14 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from electra_jax import masking
-from electra_jax.masking import Masked, MaskingConfig
 from electra_jax.modeling import electra
-from electra_jax.modeling.electra import Context, Electra, ElectraConfig, Params
+from electra_jax.modeling.electra import Electra, ElectraConfig
 from electra_jax.modeling.layers import PRNGKey
-from electra_jax.objectives.base import Batch, Sums
-from electra_jax.schedules import Schedule, Step, at
+from electra_jax.modeling.params import Params
+from electra_jax.objectives import masking
+from electra_jax.objectives.base import Batch, Sums, context, is_real, pair
+from electra_jax.objectives.masking import Masked, MaskingConfig
+from electra_jax.objectives.schedules import Schedule, Step, at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,28 +102,6 @@ class MaskedLanguageModel:
             masked.masked_ids, context(batch), masked.masked_positions, dropout_key
         )
         return mlm_sums(logits, masked)
-
-
-def is_real(batch: Batch) -> Array:
-    """True for tokens, False for padding; bool [B, L]."""
-    return batch["piece_ids"] > 0
-
-
-def context(batch: Batch) -> Context:
-    """What both towers read beside the ids."""
-    return Context(batch["piece_ids"], batch["position_ids"], batch["token_type_ids"])
-
-
-def pair(values: Float[Array, "*dims"], weights: Float[Array, "*dims"]) -> Float[Array, "2"]:
-    """`[weighted sum, weight]`: divide the one by the other for the mean."""
-    return jnp.stack([(values * weights).sum(), weights.sum()])
-
-
-def binary_cross_entropy(
-    logits: Float[Array, "*dims"], labels: Float[Array, "*dims"]
-) -> Float[Array, "*dims"]:
-    """Negative log-probabilities of `labels`, ones and zeros."""
-    return jnp.maximum(logits, 0) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
 
 
 def mlm_sums(logits: Float[Array, "B P Vpad"], masked: Masked) -> Sums:

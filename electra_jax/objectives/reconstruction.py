@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from electra_jax import masking
-from electra_jax.masking import Masked
 from electra_jax.modeling.electra import Electra
 from electra_jax.modeling.layers import PRNGKey
+from electra_jax.objectives import masking
+from electra_jax.objectives.base import Batch, Sums, context, is_real, pair
 from electra_jax.objectives.corruption import CorruptedText
-from electra_jax.objectives.mlm import Batch, Sums, context, is_real, mlm_sums, pair
+from electra_jax.objectives.masking import Masked
+from electra_jax.objectives.mlm import mlm_sums
 
 
 @dataclasses.dataclass(frozen=True)

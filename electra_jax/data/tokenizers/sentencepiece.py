@@ -1,0 +1,329 @@
+"""SentencePiece tokenisation with a given or trained model, carried by the `sentencepiece` library.
+
+SentencePiece cuts a line without splitting it into words first, and keeps its spaces as part of the
+pieces (as U+2581), so that it works the same for every script and text can be put together again.
+Lower-casing and removal of accents happen in front of the model, character by character; the
+model's own normalisation follows.
+
+Models trained here hold every byte as a piece, so that no character is unknown.
+
+A special token that is typed in a text, such as `[MASK]`, is cut like any other text. Where a given
+model would find it whole, it is spelt out: each of its characters becomes the piece for that
+character, or the unknown token if there is none.
+"""
+
+import hashlib
+import io
+import re
+from collections.abc import Sequence
+from functools import cache, partial
+from itertools import groupby
+from pathlib import Path
+
+import sentencepiece
+from tokenizers import normalizers
+
+from electra_jax.data.tokenizers.base import SPECIAL_TOKENS, Tokenizer, Trainer, well_formed
+from electra_jax.errors import UserError
+
+SPACE = "\u2581"
+
+# A model is trained on at most so much text, sampled from all of it.
+TRAIN_CHARACTERS = 30_000_000
+
+# Share of the text whose characters get pieces of their own. The others are spelt in bytes.
+CHARACTER_COVERAGE = 0.9995
+
+# The library skips lines of more than 4192 bytes, which 1000 characters cannot have. Lines are cut
+# at white space, where there is some.
+_SENTENCE = re.compile(r"(?s)\S.{0,998}(?!\S)|\S.{0,999}")
+
+# It also skips lines with the character that it uses for unknown ones.
+_RESERVED = "\u2585"
+
+# The number decides how sums are rounded, so it must not follow the number of cores.
+_TRAIN_THREADS = 16
+
+_TOO_SMALL = re.compile(r"Vocabulary size is smaller than required_chars\. \d+ vs (\d+)")
+
+
+class SentencePiece(Tokenizer):
+    """A SentencePiece model, special tokens, and the settings under which the model was made.
+
+    Special tokens that the model does not hold get the ids after its last piece. What the model
+    itself uses for unknown characters is always the unknown token; `settings` have its name.
+
+    Args:
+      model: content of a `.model` file.
+      special_tokens: names of padding, unknown, start, end and mask token.
+      lower_case: whether text is lower-cased.
+      strip_accents: whether accents are removed. As in ELECTRA, only when lower-casing, too.
+
+    Raises:
+      UserError: the model is none, or has fewer tokens for the five names.
+    """
+
+    family = "sentencepiece"
+    vocab_file = "spm.model"
+    setting_names = ("special_tokens", "lower_case", "strip_accents")
+
+    def __init__(
+        self,
+        model: bytes,
+        *,
+        special_tokens: Sequence[str] = SPECIAL_TOKENS,
+        lower_case: bool,
+        strip_accents: bool,
+    ):
+        self._model = sentencepiece.SentencePieceProcessor()
+        try:
+            self._model.LoadFromSerializedProto(model)
+            pieces = self._model.id_to_piece([*range(self._model.piece_size())])
+        except (RuntimeError, UnicodeDecodeError) as error:
+            raise UserError("not a SentencePiece model") from error
+        pad, _, cls, sep, mask = special_tokens
+        special_tokens = [pad, pieces[self._model.unk_id()], cls, sep, mask]
+        if len(set(special_tokens)) != len(special_tokens):
+            raise UserError(
+                f"the special tokens, {', '.join(special_tokens)}, are not different; the model's "
+                "own name of the unknown token is the second"
+            )
+        settings = {
+            "special_tokens": special_tokens,
+            "lower_case": lower_case,
+            "strip_accents": strip_accents,
+        }
+        missing = [name for name in special_tokens if name not in pieces]
+        super().__init__(
+            [*pieces, *missing], lambda token: token.startswith(SPACE), model, settings
+        )
+        # A model may find these in text: user-defined symbols, and in some versions of the library
+        # control symbols of one character.
+        self._spelt = {
+            i: [self._spell(character) for character in self.vocab[i]]
+            for i in self.special_ids
+            if i < len(pieces) and i != self.unk_id
+        }
+
+    def _spell(self, character: str) -> int:
+        i = self._model.piece_to_id(character)
+        return self.unk_id if i in self.special_ids else i
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | Path,
+        *,
+        special_tokens: Sequence[str] = SPECIAL_TOKENS,
+        lower_case: bool,
+        strip_accents: bool,
+    ) -> "SentencePiece":
+        """A tokenizer with the model of a file.
+
+        Raises:
+          UserError: the file is unreadable or no model, or the special tokens do not fit it.
+        """
+        try:
+            model = Path(path).read_bytes()
+        except OSError as error:
+            raise UserError(f"{path}: cannot read the model: {error.strerror}") from error
+        try:
+            return cls(
+                model,
+                special_tokens=special_tokens,
+                lower_case=lower_case,
+                strip_accents=strip_accents,
+            )
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
+
+    def encode_batch(self, lines: list[str]) -> list[list[int]]:
+        """The ids of each line, without start and end token. Runs on one core."""
+        encoded = self._model.encode([self._prepare(line) for line in lines], num_threads=1)
+        return [self._spell_out(ids) for ids in encoded]
+
+    def encode_with_offsets(self, line: str) -> tuple[list[int], list[str], list[tuple[int, int]]]:
+        """See `Tokenizer.encode_with_offsets`."""
+        encoded = self._model.encode(self._prepare(line), return_type="offset_mapping")
+        # Where in the line each character comes from that the model is given; the end.
+        origin: Sequence[int] = range(len(line) + 1)
+        if self.settings["lower_case"]:
+            table = _lower_cased(self.settings["strip_accents"])
+            origin = [i for i, c in enumerate(well_formed(line)) for _ in table[ord(c)]]
+            origin.append(len(line))
+        ids, offsets = encoded["ids"], []
+        for i, (start, end) in zip(ids, encoded["offsets"], strict=True):
+            start, end = origin[start], origin[end]
+            if self.vocab[i].startswith(SPACE):
+                while start < end and not self._model.normalize(line[start]):
+                    start += 1
+            offsets.append((start, end))
+        # Of the pieces that are made of one character, the library gives its range to the last.
+        for k in reversed(range(len(ids) - 1)):
+            (start, end), (next_start, next_end) = offsets[k : k + 2]
+            if start == end == next_start and self.vocab[ids[k]].strip(SPACE):
+                offsets[k] = start, next_end
+        offsets = [
+            span for i, span in zip(ids, offsets, strict=True) for _ in self._spelt.get(i, [i])
+        ]
+        ids = self._spell_out(ids)
+        return ids, [self.vocab[i] for i in ids], offsets
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text for ids; without special tokens exactly the normalised text that gave them.
+
+        Special tokens show by their names, between spaces.
+        """
+        parts: list[str] = []
+        for special, run in groupby(ids, self.special_ids.__contains__):
+            run = [*run]
+            parts += [self.vocab[i] for i in run] if special else [self._model.decode(run)]
+        return " ".join(parts)
+
+    def _prepare(self, text: str) -> str:
+        return _prepare(text, self.settings["lower_case"], self.settings["strip_accents"])
+
+    def _spell_out(self, ids: list[int]) -> list[int]:
+        """Replaces special tokens, which only text that looks like them can have given."""
+        if self._spelt.keys().isdisjoint(ids):
+            return ids
+        return [j for i in ids for j in self._spelt.get(i, [i])]
+
+
+class SentencePieceTrainer(Trainer):
+    """Learns a SentencePiece model from a sample of the sentences.
+
+    Of each sentence one copy counts. Kept are those whose hash falls below a limit, which is halved
+    whenever they become too many: a sample that depends on the text alone.
+
+    The special tokens come first, then the 256 bytes, then the pieces, most useful first. Arguments
+    as of `tokenizer.trainer`.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        vocab_size: int,
+        *,
+        special_tokens: Sequence[str] = SPECIAL_TOKENS,
+        lower_case: bool,
+        strip_accents: bool,
+    ):
+        self.summarize = partial(hash_sentences, lower_case=lower_case, strip_accents=strip_accents)
+        self._kind = kind
+        self._vocab_size = vocab_size
+        self._settings = {
+            "special_tokens": special_tokens,
+            "lower_case": lower_case,
+            "strip_accents": strip_accents,
+        }
+        self._sample: dict[str, int] = {}
+        self._characters = 0
+        self._limit = 2**64
+
+    def add(self, summary: dict[str, int]) -> None:
+        """Adds the sentences of a chunk that belong to the sample."""
+        for sentence, digest in summary.items():
+            if digest < self._limit and sentence not in self._sample:
+                self._sample[sentence] = digest
+                self._characters += len(sentence)
+        while self._characters > TRAIN_CHARACTERS:
+            self._limit //= 2
+            kept = {key: digest for key, digest in self._sample.items() if digest < self._limit}
+            self._sample, self._characters = kept, sum(map(len, kept))
+
+    def finish(self) -> SentencePiece:
+        """See `Trainer.finish`."""
+        if not self._sample:
+            raise UserError("data.source: there is no text to train a vocabulary on")
+        sentences = sorted(self._sample, key=lambda sentence: (self._sample[sentence], sentence))
+        special_tokens = self._settings["special_tokens"]
+        model = _train_model(self._kind, sentences, self._vocab_size, special_tokens)
+        return SentencePiece(model, **self._settings)
+
+
+def hash_sentences(lines: list[str], *, lower_case: bool, strip_accents: bool) -> dict[str, int]:
+    """The sentences of some lines, as training needs them, each with a 64-bit hash of its text.
+
+    A sentence is a line, or a part of one that is longer than 1000 characters.
+    """
+    sentences: dict[str, int] = {}
+    for line in lines:
+        text = _prepare(line, lower_case, strip_accents).replace(_RESERVED, " ")
+        for sentence in _SENTENCE.findall(text):
+            digest = hashlib.blake2b(sentence.encode(), digest_size=8).digest()
+            sentences[sentence] = int.from_bytes(digest, "big")
+    return sentences
+
+
+def _train_model(
+    kind: str, sentences: Sequence[str], vocab_size: int, special_tokens: Sequence[str]
+) -> bytes:
+    pad, unk, cls, sep, mask = special_tokens
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences),
+            model_writer=model,
+            model_type=kind,
+            vocab_size=vocab_size,
+            hard_vocab_limit=False,  # a small text gives fewer pieces
+            pad_id=0,
+            unk_id=1,
+            bos_id=2,
+            eos_id=3,
+            pad_piece=pad,
+            unk_piece=unk,
+            bos_piece=cls,
+            eos_piece=sep,
+            control_symbols=[mask],
+            normalization_rule_name="nmt_nfkc",
+            character_coverage=CHARACTER_COVERAGE,
+            byte_fallback=True,
+            num_threads=_TRAIN_THREADS,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        too_small = _TOO_SMALL.search(str(error))
+        if too_small:
+            raise UserError(
+                f"data.vocab_size: {vocab_size} is too small; special tokens, bytes and the "
+                f"characters of this text alone need {too_small[1]}"
+            ) from error
+        raise UserError(
+            f"data.tokenizer: SentencePiece can train no {kind} model on this text: {error}"
+        ) from error
+    return model.getvalue()
+
+
+def _prepare(text: str, lower_case: bool, strip_accents: bool) -> str:
+    """Text as the model is given it. Concatenating texts concatenates the results."""
+    text = well_formed(text)
+    return text.translate(_lower_cased(strip_accents)) if lower_case else text
+
+
+class _Characters(dict[int, str]):
+    """A table for `str.translate` that is filled as characters turn up."""
+
+    def __init__(self, normalizer: normalizers.Normalizer):
+        self._normalizer = normalizer
+
+    def __missing__(self, character: int) -> str:
+        self[character] = self._normalizer.normalize_str(chr(character))
+        return self[character]
+
+
+@cache
+def _lower_cased(strip_accents: bool) -> _Characters:
+    """What lower-casing, and removal of accents if asked for, make of each character.
+
+    Ten times faster than the library on whole lines, and it shows where each character comes from.
+    """
+    return _Characters(
+        normalizers.BertNormalizer(
+            clean_text=False,
+            handle_chinese_chars=False,
+            strip_accents=strip_accents,
+            lowercase=True,
+        )
+    )

@@ -1,0 +1,260 @@
+"""WordPiece tokenisation as in BERT and ELECTRA, carried by the `tokenizers` library.
+
+Text is cleaned, split at white space, punctuation and CJK characters, and every word is cut into
+the longest pieces that the vocabulary holds. Pieces that continue a word start with `##`. A word
+that cannot be cut so, or that is too long, becomes the unknown token.
+
+A special token that is typed in a text, such as `[MASK]`, is split like any other text.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import accumulate, chain, repeat
+from pathlib import Path
+
+from tokenizers import Tokenizer as Pipeline
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from electra_jax.data.tokenizers.base import SPECIAL_TOKENS, Tokenizer, Trainer, well_formed
+from electra_jax.errors import UserError
+
+CONTINUATION = "##"
+
+# A vocabulary is trained without the rarest characters: on web text, thousands of them would take
+# the places of useful pieces. Words with such a character become the unknown token.
+CHARACTER_COVERAGE = 0.9999
+
+# Training holds at most so many distinct words, and the library is shown about so many in all.
+# The counts of a larger corpus are scaled down: a vocabulary depends on their ratios.
+MAX_WORDS = 2_000_000
+TRAIN_WORDS = 20_000_000
+
+
+class WordPiece(Tokenizer):
+    """A vocabulary of word pieces and the settings under which it was made.
+
+    Args:
+      vocab: the tokens; a token's place is its id. Holds all special tokens, no duplicates.
+      special_tokens: names of padding, unknown, start, end and mask token.
+      lower_case: whether text is lower-cased.
+      strip_accents: whether accents are removed. As in ELECTRA, only when lower-casing, too.
+      max_word_chars: longer words become the unknown token. ELECTRA has 200, Hugging Face 100.
+    """
+
+    family = "wordpiece"
+    vocab_file = "vocab.txt"
+    setting_names = ("special_tokens", "lower_case", "strip_accents", "max_word_chars")
+
+    def __init__(
+        self,
+        vocab: Sequence[str],
+        *,
+        special_tokens: Sequence[str] = SPECIAL_TOKENS,
+        lower_case: bool,
+        strip_accents: bool,
+        max_word_chars: int,
+    ):
+        settings = {
+            "special_tokens": [*special_tokens],
+            "lower_case": lower_case,
+            "strip_accents": strip_accents,
+            "max_word_chars": max_word_chars,
+        }
+        content = "".join(f"{token}\n" for token in vocab).encode()
+        super().__init__(vocab, lambda token: not token.startswith(CONTINUATION), content, settings)
+        # What the library does not know, it cannot find in a text, whatever the name.
+        hidden = {*self.special_ids} - {self.unk_id}
+        ids = {token: i for i, token in enumerate(self.vocab) if i not in hidden}
+        self._pipeline = Pipeline(
+            models.WordPiece(
+                ids, unk_token=self.vocab[self.unk_id], max_input_chars_per_word=max_word_chars
+            )
+        )
+        self._pipeline.normalizer = _normalizer(lower_case, strip_accents)
+        self._pipeline.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | Path,
+        *,
+        special_tokens: Sequence[str] = SPECIAL_TOKENS,
+        lower_case: bool,
+        strip_accents: bool,
+        max_word_chars: int,
+    ) -> "WordPiece":
+        """A tokenizer with the tokens of a text file, one per line; the line number is the id.
+
+        Raises:
+          UserError: the file is unreadable, lacks a special token or holds a token twice.
+        """
+        return cls(
+            _read_vocab(path, special_tokens),
+            special_tokens=special_tokens,
+            lower_case=lower_case,
+            strip_accents=strip_accents,
+            max_word_chars=max_word_chars,
+        )
+
+    def encode_batch(self, lines: list[str]) -> list[list[int]]:
+        """The ids of each line, without start and end token.
+
+        Runs on all cores, or on one if the environment variable `TOKENIZERS_PARALLELISM` is false.
+        """
+        encodings = self._pipeline.encode_batch_fast([well_formed(line) for line in lines])
+        return [encoding.ids for encoding in encodings]
+
+    def encode_with_offsets(self, line: str) -> tuple[list[int], list[str], list[tuple[int, int]]]:
+        """See `Tokenizer.encode_with_offsets`."""
+        encoding = self._pipeline.encode(well_formed(line))
+        return encoding.ids, encoding.tokens, encoding.offsets
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Readable text for ids, special tokens included. Not an exact inverse of encoding."""
+        return decoders.WordPiece(CONTINUATION).decode([self.vocab[i] for i in ids])
+
+
+class WordPieceTrainer(Trainer):
+    """Learns a WordPiece vocabulary from the counts of words.
+
+    The special tokens come first, then the characters that continue words, then those that start
+    them, then merged pieces, most useful first. Arguments as of `tokenizer.trainer`.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        special_tokens: Sequence[str] = SPECIAL_TOKENS,
+        lower_case: bool,
+        strip_accents: bool,
+        max_word_chars: int,
+    ):
+        self.summarize = partial(count_words, lower_case=lower_case, strip_accents=strip_accents)
+        self._vocab_size = vocab_size
+        self._settings = {
+            "special_tokens": special_tokens,
+            "lower_case": lower_case,
+            "strip_accents": strip_accents,
+            "max_word_chars": max_word_chars,
+        }
+        self._words: Counter[str] = Counter()
+
+    def add(self, summary: Counter[str]) -> None:
+        """Adds the words of a chunk. The rarest are forgotten when there are too many."""
+        self._words.update(summary)
+        if len(self._words) > MAX_WORDS:
+            self._words = Counter(dict(_by_frequency(self._words)[: MAX_WORDS // 2]))
+
+    def finish(self) -> WordPiece:
+        """See `Trainer.finish`. Without any text, only the special tokens are in."""
+        vocab = _train_vocab(self._words, self._vocab_size, self._settings["special_tokens"])
+        return WordPiece(vocab, **self._settings)
+
+
+def count_words(lines: list[str], *, lower_case: bool, strip_accents: bool) -> Counter[str]:
+    """How often each word, normalised and split at white space only, is in some lines."""
+    normalizer = _normalizer(lower_case, strip_accents)
+    words: Counter[str] = Counter()
+    for line in lines:
+        words.update(normalizer.normalize_str(well_formed(line)).split())
+    return words
+
+
+def _normalizer(lower_case: bool, strip_accents: bool) -> normalizers.Normalizer:
+    return normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=True,
+        strip_accents=lower_case and strip_accents,
+        lowercase=lower_case,
+    )
+
+
+def _train_vocab(
+    words: Mapping[str, int], vocab_size: int, special_tokens: Sequence[str]
+) -> list[str]:
+    """Trains WordPiece on normalised words with their counts.
+
+    The library's trainer numbers the continuation characters in the order of a hash table, and
+    breaks ties between merges by these numbers, so that each run would give another vocabulary.
+    It keeps the numbers of tokens it is given as special, so it is given these characters, sorted.
+    """
+    alphabet = _alphabet(words)
+    words = {word: count for word, count in words.items() if alphabet.issuperset(word)}
+    split = pre_tokenizers.BertPreTokenizer()
+    continuations = {
+        f"{CONTINUATION}{character}"
+        for word in words
+        for piece, _ in split.pre_tokenize_str(word)
+        for character in piece[1:]
+    }
+    pipeline = Pipeline(models.WordPiece(unk_token=special_tokens[1]))
+    pipeline.pre_tokenizer = split
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=[*special_tokens, *sorted(continuations)],
+        show_progress=False,
+    )
+    corpus = chain.from_iterable(repeat(word, count) for word, count in _scaled(words).items())
+    pipeline.train_from_iterator(corpus, trainer)
+    ids = pipeline.get_vocab()
+    if len(ids) > vocab_size:
+        raise UserError(
+            f"data.vocab_size: {vocab_size} is too small; the characters of this text alone need "
+            f"{len(ids)}"
+        )
+    return sorted(ids, key=ids.__getitem__)
+
+
+def _alphabet(words: Mapping[str, int]) -> set[str]:
+    """The most frequent characters that together make up `CHARACTER_COVERAGE` of the text."""
+    counts: Counter[str] = Counter()
+    for word, count in words.items():
+        for character in word:
+            counts[character] += count
+    by_frequency = _by_frequency(counts)
+    total = sum(counts.values())
+    covered = accumulate(count for _, count in by_frequency)
+    return {
+        character
+        for (character, count), upto in zip(by_frequency, covered, strict=True)
+        if upto - count < CHARACTER_COVERAGE * total
+    }
+
+
+def _by_frequency(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Most frequent first; in alphabetic order where counts are equal."""
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _scaled(words: Mapping[str, int]) -> Mapping[str, int]:
+    """The counts, divided if need be so that their sum is about `TRAIN_WORDS`; none becomes 0."""
+    total = sum(words.values())
+    if total <= TRAIN_WORDS:
+        return words
+    return {word: -(-count * TRAIN_WORDS // total) for word, count in words.items()}
+
+
+def _read_vocab(path: str | Path, special_tokens: Sequence[str]) -> list[str]:
+    try:
+        text = Path(path).read_bytes().decode("utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot read the vocabulary: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: the vocabulary is not UTF-8 at byte {error.start}") from error
+    # Only newlines end a token: `str.splitlines` would split at others that tokens may hold.
+    vocab = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    for token in special_tokens:
+        if token not in vocab:
+            raise UserError(
+                f"{path}: the vocabulary lacks {token}; all of {', '.join(special_tokens)} must be "
+                "in"
+            )
+    for token, count in Counter(vocab).items():
+        if count > 1:
+            raise UserError(
+                f"{path}: the vocabulary holds {token!r} {count} times; once is allowed"
+            )
+    return vocab

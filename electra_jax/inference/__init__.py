@@ -1,0 +1,1 @@
+"""What a finished run answers to new text."""

@@ -1,0 +1,171 @@
+"""What a run logs: `metrics.jsonl`, a JSON object a line, and the same numbers for TensorBoard."""
+
+import contextlib
+import json
+import math
+import platform
+import sys
+import time
+from pathlib import Path
+
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
+from tensorboardX.proto.tensor_pb2 import TensorProto
+from tensorboardX.record_writer import RecordWriter
+
+from electra_jax.errors import UserError
+from electra_jax.files import write_bytes
+from electra_jax.monitoring.histograms import Histogram
+from electra_jax.monitoring.tracking import Track
+
+
+class MetricWriter:
+    """Appends the metrics of a run to `workdir/metrics.jsonl` and `workdir/tensorboard/`.
+
+    A run that resumes from `start_step` logs the later steps again, so what an earlier attempt
+    logged after `start_step` is dropped first. Nothing else in the file changes. One process of a
+    run writes; the others must not create a writer.
+
+    Args:
+      workdir: The run directory; created when missing.
+      start_step: The step that the run starts from: 0, or that of the restored checkpoint.
+      track: Is told step and values, too.
+
+    Raises:
+      UserError: A line of an existing `metrics.jsonl`, other than a cut last one, is not a row.
+    """
+
+    def __init__(self, workdir: Path, start_step: int, track: Track = lambda step, values: None):
+        self._track = track
+        self._path = workdir / "metrics.jsonl"
+        (workdir / "tensorboard").mkdir(parents=True, exist_ok=True)
+        _drop_lines_after(self._path, start_step)
+        self._jsonl = self._path.open("ab")
+        # Event files are named after the second they are opened in; without the step, a run that
+        # fails at once and resumes would overwrite its own events. They are written here and not
+        # by a thread, as usual, which a full disk would end, and the run would wait for it forever.
+        name = f"events.out.tfevents.{time.time():.0f}.{platform.node()}.{start_step}"
+        self._tensorboard = RecordWriter(str(workdir / "tensorboard" / name))
+        self._add_event(file_version="brain.Event:2")
+        self._add_event(step=start_step + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Logs finite `values` by metric name at `step`; both logs are flushed on return.
+
+        Raises:
+          ValueError: A value is not finite, which JSON cannot hold. Nothing is written.
+          OSError: The disk is full or the like; names the file.
+        """
+        values = {name: float(value) for name, value in values.items()}
+        not_finite = [name for name, value in values.items() if not math.isfinite(value)]
+        if not_finite:
+            raise ValueError(f"metrics at step {step} are not finite: {', '.join(not_finite)}")
+        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        try:
+            self._jsonl.write(json.dumps({"step": step, **values}).encode() + b"\n")
+            self._jsonl.flush()
+            self._add_event(step=step, summary=Summary(value=scalars))
+            self._track(step, values)
+        except OSError as error:
+            error.filename = error.filename or str(self._path)
+            raise
+
+    def write_text(self, step: int, name: str, markdown: str) -> None:
+        """Shows a text in TensorBoard.
+
+        Raises:
+          OSError: as `write`.
+        """
+        metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        tensor = TensorProto(dtype="DT_STRING", string_val=[markdown.encode()])
+        value = Summary.Value(tag=name, metadata=metadata, tensor=tensor)
+        self._add_event(step=step, summary=Summary(value=[value]))
+
+    def write_histograms(self, step: int, found: dict[str, Histogram]) -> None:
+        """Shows by name in TensorBoard how values are spread.
+
+        Raises:
+          OSError: as `write`.
+        """
+        values = [
+            Summary.Value(
+                tag=name,
+                histo=HistogramProto(
+                    min=float(x.edges[0]),
+                    max=float(x.edges[-1]),
+                    num=float(x.counts.sum()),
+                    sum=float(x.sum),
+                    sum_squares=float(x.sum_squares),
+                    bucket_limit=x.edges[1:].tolist(),
+                    bucket=x.counts.tolist(),
+                ),
+            )
+            for name, x in found.items()
+        ]
+        self._add_event(step=step, summary=Summary(value=values))
+
+    def _add_event(self, **content) -> None:
+        self._tensorboard.write(Event(wall_time=time.time(), **content).SerializeToString())
+        self._tensorboard.flush()
+
+    def __enter__(self) -> "MetricWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
+        # What could not be written fails here once more, which would hide where it failed first.
+        with contextlib.suppress(OSError) if kind else contextlib.nullcontext():
+            self._jsonl.close()
+        with contextlib.suppress(OSError) if kind else contextlib.nullcontext():
+            self._tensorboard.close()
+
+
+def read_metrics(workdir: Path) -> list[dict]:
+    """The rows of `workdir/metrics.jsonl` in file order; none when there is no such file.
+
+    The file may belong to a run in progress: a last line that is cut is left out.
+
+    Raises:
+      UserError: Any other line is not a JSON object with a `step`.
+    """
+    return [row for _, row in _read_lines(workdir / "metrics.jsonl")]
+
+
+def read_whole_rows(workdir: Path) -> tuple[list[dict], int]:
+    """As `read_metrics`, but leaves out what is no row, and says how many lines that were."""
+    path = workdir / "metrics.jsonl"
+    lines = path.read_bytes().removesuffix(b"\n").split(b"\n") if path.is_file() else []
+    rows = [row for row in map(_parse_row, filter(None, lines)) if row and _has_numbers(row)]
+    return rows, len([*filter(None, lines)]) - len(rows)
+
+
+def _has_numbers(row: dict) -> bool:
+    """Whether all values are numbers that a curve can go through."""
+    largest = sys.float_info.max
+    return all(type(x) in (int, float) and -largest <= x <= largest for x in row.values())
+
+
+def _read_lines(path: Path) -> list[tuple[bytes, dict]]:
+    """Each whole line, without its newline, and the row it holds."""
+    if not path.exists():
+        return []
+    lines = path.read_bytes().rstrip(b"\n").split(b"\n")
+    rows = [_parse_row(line) for line in lines]
+    if rows[-1] is None:
+        lines, rows = lines[:-1], rows[:-1]
+    if None in rows:
+        raise UserError(f"{path}, line {rows.index(None) + 1}: not a JSON object with a step")
+    return list(zip(lines, rows, strict=True))
+
+
+def _parse_row(line: bytes) -> dict | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def _drop_lines_after(path: Path, step: int) -> None:
+    kept = b"".join(line + b"\n" for line, row in _read_lines(path) if row["step"] <= step)
+    if path.exists() and path.read_bytes() != kept:
+        write_bytes(path, kept)

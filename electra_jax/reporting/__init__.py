@@ -1,0 +1,1 @@
+"""What a run has to show at its end: one page of HTML."""

@@ -1,0 +1,1 @@
+"""A run on its machines: its directory, its processes, its signals."""

@@ -1,0 +1,102 @@
+"""Text to token ids: one interface, two families, WordPiece and SentencePiece.
+
+    python -m electra_jax.tokenize --vocab=vocab.txt --lower_case --strip_accents < lines.txt
+
+shows how text is tokenised. It reads UTF-8 lines on standard input and prints a JSON object for
+each, without [CLS] and [SEP]; offsets are ranges of characters in the line:
+
+    {"ids": [2009, 15811], "tokens": ["it", "rains"], "offsets": [[0, 2], [3, 8]]}
+
+    --vocab=FILE           one word piece a line, or a SentencePiece model (*.model)
+    --vocab=DIR            a saved tokenizer, such as data/STORE/tokenizer, which has its own
+                           settings; the flags below are for files
+    --lower_case           lower-case the text
+    --strip_accents        remove accents; only together with --lower_case
+    --max_word_chars=200   longer words become [UNK]; WordPiece only
+    --special_tokens=...   names of padding, unknown, start, end and mask token, with commas
+    --keep_special_tokens  those that are typed in the text stay whole, as in Hugging Face's
+                           tokenizers; otherwise they are text like any other
+"""
+
+import json
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+from absl import flags
+
+from electra_jax.data.tokenizers import from_file, load
+from electra_jax.data.tokenizers.base import (
+    _SETTINGS,
+    SPECIAL_TOKENS,
+    Tokenizer,
+    _check_setting,
+    encode_with_special_tokens,
+)
+from electra_jax.errors import UserError
+
+
+def main() -> None:
+    """Print the tokens of each line of standard input."""
+    from electra_jax import cli
+
+    values = cli.parse(_flags(), __doc__)
+    tokenizer = _from_flags(values)
+    encode = tokenizer.encode_with_offsets
+    if values.keep_special_tokens:
+        encode = partial(encode_with_special_tokens, tokenizer)
+    try:
+        for number, line in enumerate(sys.stdin.buffer, start=1):  # only "\n" ends a line here
+            try:
+                text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"standard input: line {number} is not UTF-8 at byte {error.start}"
+                ) from error
+            ids, tokens, offsets = encode(text)
+            shown = {"ids": ids, "tokens": tokens, "offsets": offsets}
+            print(json.dumps(shown), flush=True)
+    except BrokenPipeError:  # the reader has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _flags() -> flags.FlagValues:
+    values = flags.FlagValues()
+    flags.DEFINE_string("vocab", None, "vocabulary file or saved tokenizer", flag_values=values)
+    flags.DEFINE_bool("lower_case", False, "lower-case the text", flag_values=values)
+    flags.DEFINE_bool("strip_accents", False, "remove accents", flag_values=values)
+    flags.DEFINE_integer("max_word_chars", 200, "longest word", flag_values=values)
+    flags.DEFINE_list("special_tokens", [*SPECIAL_TOKENS], "their names", flag_values=values)
+    flags.DEFINE_bool(
+        "keep_special_tokens", False, "where they are typed in the text", flag_values=values
+    )
+    return values
+
+
+def _from_flags(values: flags.FlagValues) -> Tokenizer:
+    """The tokenizer that the command line asks for."""
+    if not values.vocab:
+        raise UserError("--vocab is missing; give a vocabulary file or a saved tokenizer")
+    settings = {name: values[name].value for name in _SETTINGS}
+    given = [name for name in _SETTINGS if values[name].present]
+    for name in given:
+        _check_setting(f"--{name}", name, settings[name])
+    if Path(values.vocab).is_dir():
+        if given:
+            raise UserError(
+                f"--{given[0]} is given, but {values.vocab} has settings of its own; allowed: no "
+                "flags but --vocab"
+            )
+        return load(values.vocab)
+    if settings["strip_accents"] and not settings["lower_case"]:
+        raise UserError("--strip_accents is given, which works only together with --lower_case")
+    if "max_word_chars" in given and values.vocab.endswith(".model"):
+        raise UserError(f"--max_word_chars is given, but has no meaning for {values.vocab}")
+    return from_file(values.vocab, **settings)
+
+
+if __name__ == "__main__":
+    from electra_jax import cli
+
+    cli.run(main)

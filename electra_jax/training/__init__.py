@@ -1,0 +1,1 @@
+"""The step, the loop that repeats it, and the checkpoints."""
