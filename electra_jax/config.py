@@ -1,15 +1,17 @@
-"""Every setting, once, with its default; and the check that a configuration makes sense.
+"""Every setting of pre-training, once: default, meaning, check, and if it may change on resume.
 
 The defaults are the paper's ELECTRA-Small (spec 4.4). A recipe in `configs/` starts from
-`get_config()` and states what differs; `--config.model.hidden_size=512` overrides one value.
+`get_config()` and states what differs; `--config.model.hidden_size=512` overrides one value. What
+an encoder or an objective has beside these is said where it is defined, and joins `config.model` or
+`config.loss`.
 """
 
 import dataclasses
 import importlib.util
+import math
 from collections.abc import Iterator
 
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
 
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import ElectraConfig
@@ -19,128 +21,294 @@ from electra_jax.modeling.sizes import num_heads
 from electra_jax.settings import (
     COUNT,
     FRACTION,
+    GIVEN,
     NOT_NEGATIVE,
-    OPTIONAL_COUNT,
-    OPTIONAL_NOT_NEGATIVE,
     POSITIVE,
     RATE,
     SHARE,
-    TEMPERATURE,
     Check,
-    check_fields,
+    Setting,
+    check_values,
     field,
     flatten,
     one_of,
+    setting,
+    settings_of,
+    to_config,
 )
+
+OBJECTIVES = ("electra", "electra_15", "replace_mlm", "all_tokens_mlm", "mlm")
+SEED = Check(lambda x: 0 <= x < 2**32, "at least 0 and below 2**32")  # JAX drops higher bits
+# With less, logits that it divides are no longer numbers.
+TEMPERATURE = Check(lambda x: 1e-3 <= x < math.inf, "at least 0.001")
+FIVE_NAMES = Check(
+    lambda x: len({*x}) == len(x) == 5 and all(isinstance(y, str) and y for y in x),
+    "five different names: padding, unknown, start, end, mask",
+)
+STEPS = Check(
+    lambda x: not x or (len(x) == 2 and all(type(y) is int for y in x) and 1 <= x[0] <= x[1]),
+    "(), or the first and the last step, such as (10, 14)",
+)
+IF_INSTALLED = Check(
+    lambda x: not x or importlib.util.find_spec("wandb") is not None,
+    "'' as long as wandb is not installed: pip install '.[wandb]'",
+)
+DEVICES = Check(lambda x: x == -1 or x >= 1, "at least 1, or -1 for all devices left")
+
+
+# What pre-training and fine-tuning share
+
+
+@dataclasses.dataclass(frozen=True)
+class Loading:
+    """How batches are built ahead of the step."""
+
+    num_threads: int = setting(2, "threads that build batches", COUNT, free=True)
+    num_workers: int = setting(0, "processes that do so instead; 0: none", NOT_NEGATIVE, free=True)
+    prefetch: int = setting(8, "batches built ahead", COUNT, free=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Numerics:
+    """How a network computes, whatever its size."""
+
+    dropout: float = setting(0.1, "of embeddings and of what layers add", RATE)
+    attention_dropout: float = setting(0.1, "of attention probabilities", RATE)
+    dtype: str = setting(
+        "auto",
+        "of activations; auto: bfloat16 on accelerators, float32 on CPU",
+        one_of("auto", "float32", "bfloat16"),
+    )
+    remat: str = setting(
+        "dots", "what the backward pass recomputes", one_of(*REMAT_POLICIES), free=True
+    )
+    scan_unroll: int = setting(
+        1, "layers in one iteration of the loop; num_layers: no loop", COUNT, free=True
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Adam:
+    """ELECTRA's optimizer, without its rate and schedule."""
+
+    decay_power: float = setting(1.0, "1: linear to zero at the last step", POSITIVE)
+    b1: float = setting(0.9, "decay of the first moments", RATE)
+    b2: float = setting(0.999, "decay of the second moments", RATE)
+    epsilon: float = setting(1e-6, "outside the root", POSITIVE)
+    weight_decay: float = setting(0.01, "not of biases and norms", NOT_NEGATIVE)
+    max_grad_norm: float = setting(1.0, "0: no clipping", NOT_NEGATIVE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parallel:
+    """The mesh of devices, and how the step is carried there."""
+
+    api: str = setting(
+        "jit", "jit: any mesh; pmap: data parallel only", one_of("jit", "pmap"), free=True
+    )
+    data: int = setting(-1, "devices along this axis of the mesh", DEVICES, free=True)
+    fsdp: int = setting(1, "likewise; it splits parameters, too", COUNT, free=True)
+    tensor: int = setting(1, "likewise; it splits heads and feed-forward", COUNT, free=True)
+    shard_optimizer: bool = setting(
+        False, "split the optimizer's moments over data, too (ZeRO-1)", free=True
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What every run has."""
+
+    seed: int = setting(0, "of parameters, masks, samples, dropout, order of the data", SEED)
+    num_microbatches: int = setting(1, "parts of a batch that gradients are added up over", COUNT)
+    max_skipped_updates: int = setting(
+        0, "in a row, where a loss or gradient is not finite; then stop", NOT_NEGATIVE, free=True
+    )
+    profile_steps: tuple = setting(
+        (), "(first, last): these are profiled for TensorBoard's xprof", STEPS, free=True
+    )
+    histograms: bool = setting(
+        False, "of parameters at every evaluation, for TensorBoard", free=True
+    )
+    wandb: str = setting(
+        "", "project of Weights & Biases that gets the metrics, too", IF_INSTALLED, free=True
+    )
+    resume: str = setting(
+        "same",
+        "changed: go on with a configuration that is not the run's own",
+        one_of("same", "changed"),
+        free=True,
+    )
+
+
+# What only pre-training has
+
+
+@dataclasses.dataclass(frozen=True)
+class Data(Loading):
+    """Text, vocabulary and rows: docs/data.md."""
+
+    source: str = setting("docstrings", "or files, tfds:NAME, buckets", GIVEN)
+    on_error: str = setting(
+        "raise", "at what cannot be read; skip: count and go on", one_of("raise", "skip")
+    )
+    dir: str = setting("data", "token stores are kept below this directory", GIVEN, free=True)
+    vocab: str = setting("", "vocab.txt or SentencePiece .model; empty: train one on the source")
+    tokenizer: str = setting(
+        "wordpiece", "of a vocabulary trained here", one_of("wordpiece", "unigram", "bpe")
+    )
+    vocab_size: int = setting(
+        30522, "tokens of a vocabulary trained here", Check(lambda x: x >= 100, "at least 100")
+    )
+    special_tokens: tuple = setting(
+        ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), "in this order", FIVE_NAMES
+    )
+    lower_case: bool = setting(True, "of a vocabulary without a file that says so")
+    strip_accents: bool = setting(True, "only together with lower_case")
+    max_word_chars: int = setting(200, "longer words become [UNK]; WordPiece only", COUNT)
+    held_out: float = setting(0.005, "share of the documents kept for evaluation", FRACTION)
+    layout: str = setting(
+        "packed",
+        "packed: no padding to speak of; document: one piece a row; electra: the original's",
+        one_of("packed", "document", "electra"),
+    )
+    sequence_length: int = setting(128, "tokens in a row", Check(lambda x: x >= 8, "at least 8"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Model(Numerics):
+    """Sizes of the network that is kept."""
+
+    hidden_size: int = setting(256, "width of the states", COUNT)
+    num_layers: int = setting(12, "depth", COUNT)
+    embedding_size: int = setting(128, "width of the tables", COUNT)
+    num_heads: int | None = setting(None, "default: one for every 64 of hidden_size", COUNT)
+    intermediate_size: int | None = setting(None, "default: 4 * hidden_size", COUNT)
+    max_positions: int = setting(512, "tokens in a row at most", COUNT)
+    init_stddev: float = setting(0.02, "of initial weights", POSITIVE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Generator:
+    """What proposes tokens: docs/objectives.md."""
+
+    kind: str = setting(
+        "learned", "what proposes tokens", one_of("learned", "frozen", "unigram", "uniform")
+    )
+    init_from: str = setting("", "run directory whose generator this one starts as")
+    mle_steps: int = setting(
+        0, "two_stage: updates of the first stage; adversarial: of warm-up by MLM", NOT_NEGATIVE
+    )
+    width: float = setting(0.25, "of hidden_size; heads and feed-forward follow", POSITIVE)
+    depth: float = setting(1.0, "of num_layers", POSITIVE)
+    sharing: str = setting(
+        "embeddings",
+        "with the discriminator; gdes: DeBERTaV3's",
+        one_of("embeddings", "none", "all", "gdes"),
+    )
+    temperature: float = setting(1.0, "divides the logits before sampling", TEMPERATURE)
+    temperature_start: float | None = setting(
+        None, "at step 0; default: the same throughout", TEMPERATURE
+    )
+    disallow_correct: bool = setting(False, "never sample the original token")
+
+
+@dataclasses.dataclass(frozen=True)
+class Masking:
+    """Which tokens are predicted, and what is shown in their place."""
+
+    mode: str = setting(
+        "clean", "faithful: the original's draws with replacement", one_of("clean", "faithful")
+    )
+    unit: str = setting(
+        "token", "word: whole words; span: some in a row", one_of("token", "word", "span")
+    )
+    rate: float = setting(0.15, "share of the tokens that is predicted", FRACTION)
+    mask_token_share: float = setting(0.85, "of these, shown to the generator as [MASK]", SHARE)
+    random_token_share: float = setting(0.0, "of these, shown as a random token", SHARE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """Weights of the mean losses."""
+
+    generator_weight: float = setting(1.0, "of the generator's", NOT_NEGATIVE)
+    generator_weight_start: float | None = setting(
+        None, "at step 0; default: the same throughout", NOT_NEGATIVE
+    )
+    discriminator_weight: float = setting(
+        50.0, "of the discriminator's, whatever it is to predict", NOT_NEGATIVE
+    )
+    discriminator_weight_start: float | None = setting(
+        None, "at step 0; default: the same throughout", NOT_NEGATIVE
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer(Adam):
+    """Rate and schedule."""
+
+    learning_rate: float = setting(5e-4, "at its peak", POSITIVE)
+    warmup_steps: int = setting(10_000, "updates in which the rate grows", NOT_NEGATIVE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """Which states of the run are kept."""
+
+    every_steps: int = setting(1000, "the last step is always saved", COUNT, free=True)
+    keep: int = setting(5, "newest checkpoints kept", COUNT, free=True)
+    keep_best: str = setting("", "also keep the best by this metric, e.g. eval/rtd_auc", free=True)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pretraining(Run):
+    """A whole configuration."""
+
+    task: str = setting("pretrain", "what is to be done", one_of("pretrain"))
+    objective: str = setting("electra", "docs/objectives.md says what each is", one_of(*OBJECTIVES))
+    algorithm: str = setting(
+        "joint",
+        "how the two networks are trained",
+        one_of("joint", "two_stage", "adversarial"),
+    )
+    num_train_steps: int = setting(1_000_000, "updates", COUNT)
+    init_from: str = setting("", "weights to start from, docs/interop.md; empty: random ones")
+    init_missing: str = setting(
+        "error",
+        "what becomes of a network without weights",
+        one_of("error", "initialize", "copy"),
+    )
+    init_resize: str = setting(
+        "",
+        "tables that may differ in length",
+        one_of("", "positions", "vocabulary", "positions,vocabulary"),
+    )
+    batch_size: int = setting(128, "rows per update over all devices and hosts", COUNT)
+    ramp_steps: int = setting(
+        0, "updates in which what has a *_start goes from there to its own value", NOT_NEGATIVE
+    )
+    log_every_steps: int = setting(100, "a line and a point in the curves", COUNT, free=True)
+    eval_every_steps: int = setting(
+        10_000, "on all held-out rows; the last step is always evaluated", COUNT, free=True
+    )
+    data: Data
+    model: Model
+    generator: Generator
+    masking: Masking
+    loss: Loss
+    optimizer: Optimizer
+    parallel: Parallel
+    checkpoint: Checkpoint
+
+
+def settings() -> dict[str, Setting]:
+    """Every setting of pre-training by its dotted name."""
+    return settings_of(Pretraining)
 
 
 def get_config() -> ConfigDict:
     """The complete default configuration, locked: unknown names are errors."""
-    config = ConfigDict()
-    config.task = "pretrain"
-    # electra | electra_15 | replace_mlm | all_tokens_mlm | mlm (BERT: the generator alone, at full
-    # size); docs/objectives.md says what each of them is
-    config.objective = "electra"
-    config.algorithm = "joint"  # joint | two_stage | adversarial: how the two networks are trained
-    config.seed = 0  # of parameters, masks, samples, dropout and the order of the data
-    config.num_train_steps = 1_000_000
-    config.init_from = ""  # weights to start from, see docs/interop.md; empty: random ones
-    config.init_missing = "error"  # of a network without weights: error | initialize | copy
-    config.init_resize = ""  # tables that may differ in length: positions, vocabulary, or both
-    config.batch_size = 128  # global: rows per update over all devices and hosts
-    config.ramp_steps = 0  # updates in which what has a *_start goes from there to its own value
-    config.num_microbatches = 1  # gradients are accumulated over this many parts of the batch
-
-    config.data = data = ConfigDict()
-    data.source = "docstrings"  # or files, tfds:NAME, buckets; see docs/data.md
-    data.on_error = "raise"  # raise | skip (count and go on), at what cannot be read
-    data.dir = "data"  # token stores are kept below this directory
-    data.vocab = ""  # vocab.txt or SentencePiece .model; empty: train one on the source
-    data.tokenizer = "wordpiece"  # of a vocabulary trained here: wordpiece | unigram | bpe
-    data.vocab_size = 30522  # pieces of a vocabulary that is trained here
-    data.special_tokens = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # in this order
-    data.lower_case = True
-    data.strip_accents = True  # only together with lower_case
-    data.max_word_chars = 200  # longer words become [UNK]; WordPiece only
-    data.held_out = 0.005  # share of the documents kept for evaluation
-    data.layout = "packed"  # packed (no padding to speak of) | document (one piece a row) | electra
-    data.sequence_length = 128
-    data.num_threads = 2  # that build batches ahead of the step
-    data.num_workers = 0  # processes that do so instead; 0: none, the threads suffice
-    data.prefetch = 8  # batches built ahead
-
-    config.model = model = ConfigDict()
-    model.hidden_size = 256
-    model.num_layers = 12
-    model.embedding_size = 128
-    model.num_heads = placeholder(int)  # default: one for every 64 of hidden_size
-    model.intermediate_size = placeholder(int)  # default: 4 * hidden_size
-    model.max_positions = 512
-    model.dropout = 0.1
-    model.attention_dropout = 0.1
-    model.init_stddev = 0.02
-    model.dtype = "auto"  # auto (bfloat16 on accelerators, float32 on CPU) | float32 | bfloat16
-    model.remat = "dots"  # what the backward pass recomputes: none | dots | full
-    model.scan_unroll = 1  # layers in one iteration of the loop; num_layers: no loop
-
-    config.generator = generator = ConfigDict()
-    generator.kind = "learned"  # learned | frozen | unigram | uniform
-    generator.init_from = ""  # run directory whose generator this one starts as
-    generator.mle_steps = 0  # two_stage: updates of the first stage; adversarial: of warm-up by MLM
-    generator.width = 0.25  # of hidden_size; heads and feed-forward follow (spec 2.1)
-    generator.depth = 1.0  # of num_layers
-    generator.sharing = "embeddings"  # embeddings | none | all (spec 2.2) | gdes (DeBERTaV3)
-    generator.temperature = 1.0  # divides the logits before sampling
-    generator.temperature_start = placeholder(float)  # at step 0; default: the same throughout
-    generator.disallow_correct = False  # never sample the original token
-
-    config.masking = masking = ConfigDict()
-    masking.mode = "clean"  # clean | faithful (the original's draws with replacement, spec 3.2)
-    masking.unit = "token"  # token | word (whole words) | span (some whole words in a row)
-    masking.rate = 0.15  # share of the tokens that is predicted
-    masking.mask_token_share = 0.85  # of these, shown to the generator as [MASK]
-    masking.random_token_share = 0.0  # of these, shown as a random token; the rest as they are
-
-    config.loss = loss = ConfigDict()
-    loss.generator_weight = 1.0
-    loss.generator_weight_start = placeholder(float)  # at step 0; default: the same throughout
-    loss.discriminator_weight = 50.0  # of the main network, whatever it is to predict
-    loss.discriminator_weight_start = placeholder(float)
-
-    config.optimizer = optimizer = ConfigDict()
-    optimizer.learning_rate = 5e-4
-    optimizer.warmup_steps = 10_000
-    optimizer.decay_power = 1.0  # 1: linear to zero at num_train_steps
-    optimizer.b1 = 0.9
-    optimizer.b2 = 0.999
-    optimizer.epsilon = 1e-6
-    optimizer.weight_decay = 0.01
-    optimizer.max_grad_norm = 1.0  # 0: no clipping
-
-    config.parallel = parallel = ConfigDict()
-    parallel.api = "jit"  # jit (any mesh) | pmap (data parallel only)
-    parallel.data = -1  # devices along each mesh axis; -1: all that the others leave
-    parallel.fsdp = 1
-    parallel.tensor = 1
-    parallel.shard_optimizer = False  # split the optimiser's moments over data, too (ZeRO-1)
-
-    config.log_every_steps = 100
-    config.eval_every_steps = 10_000  # on all held-out rows; the last step is always evaluated
-    config.max_skipped_updates = 0  # in a row, where a loss or gradient is not finite; then stop
-    config.profile_steps = ()  # (first, last): these are profiled for TensorBoard's xprof
-    config.histograms = False  # of parameters at every evaluation, for TensorBoard
-    config.wandb = ""  # project of Weights & Biases that gets the metrics, too
-    config.resume = "same"  # same | changed: go on with a configuration that is not the run's own
-
-    config.checkpoint = checkpoint = ConfigDict()
-    checkpoint.every_steps = 1000  # the last step is always saved
-    checkpoint.keep = 5  # newest checkpoints kept
-    checkpoint.keep_best = ""  # also keep the best by this metric, e.g. eval/rtd_auc
-
-    return config.lock()
-
-
-OBJECTIVES = ("electra", "electra_15", "replace_mlm", "all_tokens_mlm", "mlm")
+    return to_config(settings())
 
 
 BEST_METRICS = {  # and whether larger is better
@@ -153,94 +321,7 @@ BEST_METRICS = {  # and whether larger is better
     "eval/reconstruction_loss": False,
     "eval/reconstruction_accuracy": True,
 }
-
-
 DISCRIMINATOR_HEADS = {"replace_mlm": "masked_lm", "all_tokens_mlm": "copy"}
-
-
-CHECKS: dict[str, Check] = {
-    "task": one_of("pretrain"),
-    "objective": one_of(*OBJECTIVES),
-    "algorithm": one_of("joint", "two_stage", "adversarial"),
-    "seed": (lambda x: 0 <= x < 2**32, "at least 0 and below 2**32"),  # JAX drops higher bits
-    "num_train_steps": COUNT,
-    "init_missing": one_of("error", "initialize", "copy"),
-    "init_resize": one_of("", "positions", "vocabulary", "positions,vocabulary"),
-    "batch_size": COUNT,
-    "ramp_steps": NOT_NEGATIVE,
-    "num_microbatches": COUNT,
-    "data.source": (bool, "docstrings or the files to read"),
-    "data.on_error": one_of("raise", "skip"),
-    "data.dir": (bool, "a directory"),
-    "data.tokenizer": one_of("wordpiece", "unigram", "bpe"),
-    "data.vocab_size": (lambda x: x >= 100, "at least 100"),
-    "data.special_tokens": (
-        lambda x: len({*x}) == len(x) == 5 and all(isinstance(y, str) and y for y in x),
-        "five different names: padding, unknown, start, end, mask",
-    ),
-    "data.max_word_chars": COUNT,
-    "data.held_out": FRACTION,
-    "data.layout": one_of("packed", "document", "electra"),
-    "data.sequence_length": (lambda x: x >= 8, "at least 8"),
-    "data.num_threads": COUNT,
-    "data.num_workers": NOT_NEGATIVE,
-    "data.prefetch": COUNT,
-    "model.hidden_size": COUNT,
-    "model.num_layers": COUNT,
-    "model.embedding_size": COUNT,
-    "model.num_heads": OPTIONAL_COUNT,
-    "model.intermediate_size": OPTIONAL_COUNT,
-    "model.max_positions": COUNT,
-    "model.dropout": RATE,
-    "model.attention_dropout": RATE,
-    "model.init_stddev": POSITIVE,
-    "model.dtype": one_of("auto", "float32", "bfloat16"),
-    "model.remat": one_of(*REMAT_POLICIES),
-    "model.scan_unroll": COUNT,
-    "generator.kind": one_of("learned", "frozen", "unigram", "uniform"),
-    "generator.mle_steps": NOT_NEGATIVE,
-    "generator.width": POSITIVE,
-    "generator.depth": POSITIVE,
-    "generator.sharing": one_of("embeddings", "none", "all", "gdes"),
-    "generator.temperature": TEMPERATURE,
-    "generator.temperature_start": TEMPERATURE,
-    "masking.mode": one_of("clean", "faithful"),
-    "masking.unit": one_of("token", "word", "span"),
-    "masking.rate": FRACTION,
-    "masking.mask_token_share": SHARE,
-    "masking.random_token_share": SHARE,
-    "loss.generator_weight": NOT_NEGATIVE,
-    "loss.generator_weight_start": OPTIONAL_NOT_NEGATIVE,
-    "loss.discriminator_weight": NOT_NEGATIVE,
-    "loss.discriminator_weight_start": OPTIONAL_NOT_NEGATIVE,
-    "optimizer.learning_rate": POSITIVE,
-    "optimizer.warmup_steps": NOT_NEGATIVE,
-    "optimizer.decay_power": POSITIVE,
-    "optimizer.b1": RATE,
-    "optimizer.b2": RATE,
-    "optimizer.epsilon": POSITIVE,
-    "optimizer.weight_decay": NOT_NEGATIVE,
-    "optimizer.max_grad_norm": NOT_NEGATIVE,
-    "parallel.api": one_of("jit", "pmap"),
-    "parallel.data": (lambda x: x == -1 or x >= 1, "at least 1, or -1 for all devices left"),
-    "parallel.fsdp": COUNT,
-    "parallel.tensor": COUNT,
-    "log_every_steps": COUNT,
-    "eval_every_steps": COUNT,
-    "max_skipped_updates": NOT_NEGATIVE,
-    "profile_steps": (
-        lambda x: not x or (len(x) == 2 and all(type(y) is int for y in x) and 1 <= x[0] <= x[1]),
-        "(), or the first and the last step, such as (10, 14)",
-    ),
-    "wandb": (
-        lambda x: not x or importlib.util.find_spec("wandb") is not None,
-        "'' as long as wandb is not installed: pip install '.[wandb]'",
-    ),
-    "resume": one_of("same", "changed"),
-    "checkpoint.every_steps": COUNT,
-    "checkpoint.keep": COUNT,
-    "checkpoint.keep_best": one_of("", *BEST_METRICS),
-}
 
 
 def validate(config: ConfigDict, num_devices: int) -> None:
@@ -249,7 +330,7 @@ def validate(config: ConfigDict, num_devices: int) -> None:
     Raises:
       UserError: names the fields, what was found and what is allowed.
     """
-    check_fields(config, CHECKS)
+    check_values(config, settings())
     for problem in (*clashes(config), *topology_clashes(config, num_devices)):
         raise UserError(problem)
 

@@ -1,110 +1,37 @@
-"""Every setting of fine-tuning, once, with its default; and the check that they make sense.
+"""Every setting of fine-tuning, once: default, meaning, check, and if it may change on resume.
 
 The defaults are the paper's (spec 4.5). A recipe (`configs/glue.py`, `squad.py`, `tagging.py`,
 `classify.py`) starts from `get_config()` and states what differs.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator
 
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
 
-from electra_jax.config import get_config as pretraining_config
-from electra_jax.config import topology_clashes
+from electra_jax.config import Adam, Loading, Numerics, Parallel, Run, topology_clashes
 from electra_jax.errors import UserError
 from electra_jax.finetune import glue
 from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.settings import (
     COUNT,
     NOT_NEGATIVE,
-    OPTIONAL_COUNT,
     POSITIVE,
     SHARE,
     Check,
-    check_fields,
+    Setting,
     field,
     one_of,
+    setting,
+    settings_of,
+    to_config,
 )
 
 SIZES = (
     *("vocab_size", "embedding_size", "hidden_size", "num_layers", "num_heads"),
     *("intermediate_size", "max_positions", "token_types"),
 )
-
-
-def get_config() -> ConfigDict:
-    """The complete default configuration, locked: unknown names are errors."""
-    pretraining = pretraining_config()
-    config = ConfigDict()
-    config.task = "finetune"
-    config.init_from = ""  # a run, an export or a Hugging Face directory; see docs/finetuning.md
-    config.head = "original"  # original | huggingface: what `transformers` has in its place
-    config.seed = 0  # of the first trial: of the head, dropout and the order of the data
-    config.num_trials = 1  # with the seeds seed, seed + 1, ...
-    config.trials_at_once = 1  # trained in one program, where memory allows
-    config.num_train_epochs = 3.0
-    config.batch_size = 32
-    config.num_microbatches = 1
-
-    config.data = data = ConfigDict()
-    data.kind = "glue"  # glue | squad | tagging | table
-    data.name = "cola"  # of the GLUE task; elsewhere what the results are called
-    data.source = ""  # glue: the directory with the tasks' folders, or tfds:glue
-    data.train = ""  # squad, tagging, table: the file of each split
-    data.dev = ""
-    data.test = ""
-    data.on_error = "raise"  # raise | skip, at malformed rows to train on; glue only
-    data.max_length = 128  # tokens of a row; what is longer is cut, or divided
-    data.length_buckets = 4  # batches of rows of like length, padded to one of so many widths
-    data.double_unordered = True  # glue: MRPC and STS-B with each pair swapped, too
-    data.unanswerable = False  # squad: questions may have no answer
-    data.null_threshold = placeholder(float)  # squad: of no answer; default: -2.75, or 0
-    data.max_answer_length = 30  # squad: in tokens
-    data.doc_stride = 128  # squad: between windows of a long text
-    data.answerability = "window"  # squad: window | question (the original): of windows without it
-    data.target = "classification"  # table: classification | multilabel | regression
-    data.text = ("text",)  # table: the column of the text, or the two of a pair
-    data.label = "label"  # table: the column of the label
-    data.labels = ()  # their names; default: those of the task, or of the training data
-    data.scheme = ""  # tagging: default: that of the training file
-    data.value_range = ()  # regression: labels that the network sees as 0 and 1
-    data.num_threads = 2
-    data.num_workers = 0
-    data.prefetch = 8
-
-    config.model = model = ConfigDict()
-    for name in ("dropout", "attention_dropout", "dtype", "remat", "scan_unroll"):
-        model[name] = pretraining.model[name]
-    for name in SIZES:  # those of the weights, which fill them in
-        model[name] = placeholder(int)
-
-    config.optimizer = optimizer = ConfigDict()
-    optimizer.learning_rate = placeholder(float)  # default: by width, see `learning_rate`
-    optimizer.warmup_fraction = 0.1  # of all updates
-    optimizer.decay_power = 1.0
-    optimizer.b1 = 0.9
-    optimizer.b2 = 0.999
-    optimizer.epsilon = 1e-6
-    optimizer.weight_decay = 0.01
-    optimizer.max_grad_norm = 1.0
-    optimizer.layerwise_decay = placeholder(float)  # default: 0.8, 0.9 for 24 layers and more
-    optimizer.layerwise_mode = "fixed"  # fixed | faithful (the original skips a level, spec 4.3)
-
-    config.parallel = pretraining.parallel
-    config.log_every_steps = 50
-    config.eval_every_steps = placeholder(int)  # default: an epoch; the last is always evaluated
-    config.patience = 0  # evaluations without a better score, after which to stop; 0: never
-    config.max_skipped_updates = 0
-    config.profile_steps = ()  # (first, last): these are profiled for TensorBoard's xprof
-    config.histograms = False  # of parameters at every evaluation, for TensorBoard
-    config.wandb = ""  # project of Weights & Biases that gets the metrics, too
-    config.resume = "same"
-    config.checkpoint = checkpoint = ConfigDict()
-    checkpoint.every_steps = placeholder(int)  # default: as eval_every_steps
-    checkpoint.keep = 1
-    checkpoint.keep_best = False  # predict with the best by the task's main score, not the last
-    return config.lock()
 
 
 def are_names(labels: tuple) -> bool:
@@ -119,30 +46,139 @@ def is_range(values: tuple) -> bool:
     return not values or (len(values) == 2 and values[0] < values[1])
 
 
-CHECKS: dict[str, Check] = {
-    "task": one_of("finetune"),
-    "init_from": (bool, "a run, an export or a Hugging Face directory to start from"),
-    "head": one_of("original", "huggingface"),
-    "num_trials": COUNT,
-    "trials_at_once": COUNT,
-    "num_train_epochs": POSITIVE,
-    "data.kind": one_of("glue", "squad", "tagging", "table"),
-    "data.max_length": (lambda x: x >= 8, "at least 8"),
-    "data.length_buckets": COUNT,
-    "data.max_answer_length": COUNT,
-    "data.doc_stride": COUNT,
-    "data.answerability": one_of("window", "question"),
-    "data.labels": (are_names, "text, each once"),
-    "data.value_range": (is_range, "two numbers, the smaller one first"),
-    "data.target": one_of("classification", "multilabel", "regression"),
-    "optimizer.learning_rate": (lambda x: x is None or x > 0, "a number above 0"),
-    "optimizer.warmup_fraction": SHARE,
-    "optimizer.layerwise_decay": (lambda x: x is None or 0 < x <= 1, "above 0, at most 1"),
-    "optimizer.layerwise_mode": one_of("fixed", "faithful"),
-    "eval_every_steps": OPTIONAL_COUNT,
-    "patience": NOT_NEGATIVE,
-    "checkpoint.every_steps": OPTIONAL_COUNT,
-}
+@dataclasses.dataclass(frozen=True)
+class Data(Loading):
+    """A task and its files: docs/finetuning.md."""
+
+    kind: str = setting("glue", "of the task", one_of("glue", "squad", "tagging", "table"))
+    name: str = setting("cola", "of the GLUE task; elsewhere what the results are called")
+    source: str = setting("", "glue: the directory with the tasks' folders, or tfds:glue")
+    train: str = setting("", "squad, tagging, table: the file of each split")
+    dev: str = setting("", "likewise")
+    test: str = setting("", "likewise")
+    on_error: str = setting(
+        "raise", "at malformed rows to train on; glue only", one_of("raise", "skip")
+    )
+    max_length: int = setting(
+        128,
+        "tokens of a row; what is longer is cut, or divided",
+        Check(lambda x: x >= 8, "at least 8"),
+    )
+    length_buckets: int = setting(4, "widths that batches of like length are padded to", COUNT)
+    double_unordered: bool = setting(True, "glue: MRPC and STS-B with each pair swapped, too")
+    unanswerable: bool = setting(False, "squad: questions may have no answer")
+    null_threshold: float | None = setting(None, "squad: of no answer; default: -2.75, or 0")
+    max_answer_length: int = setting(30, "squad: in tokens", COUNT)
+    doc_stride: int = setting(128, "squad: tokens between windows of a long text", COUNT)
+    answerability: str = setting(
+        "window",
+        "squad: of windows without the answer; question: the original's",
+        one_of("window", "question"),
+    )
+    target: str = setting(
+        "classification",
+        "table: what a label is",
+        one_of("classification", "multilabel", "regression"),
+    )
+    text: tuple = setting(("text",), "table: the column of the text, or the two of a pair")
+    label: str = setting("label", "table: the column of the label")
+    labels: tuple = setting(
+        (),
+        "their names; default: those of the task, or of the training data",
+        Check(are_names, "text, each once"),
+    )
+    scheme: str = setting("", "tagging: default: that of the training file")
+    value_range: tuple = setting(
+        (),
+        "regression: labels that the network sees as 0 and 1",
+        Check(is_range, "two numbers, the smaller one first"),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Model(Numerics):
+    """Numerics; the sizes are those of the weights, which fill them in."""
+
+    vocab_size: int | None = setting(None, "of the weights", COUNT)
+    embedding_size: int | None = setting(None, "of the weights", COUNT)
+    hidden_size: int | None = setting(None, "of the weights", COUNT)
+    num_layers: int | None = setting(None, "of the weights", COUNT)
+    num_heads: int | None = setting(None, "of the weights", COUNT)
+    intermediate_size: int | None = setting(None, "of the weights", COUNT)
+    max_positions: int | None = setting(None, "of the weights", COUNT)
+    token_types: int | None = setting(None, "of the weights", COUNT)
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer(Adam):
+    """Rate and schedule."""
+
+    learning_rate: float | None = setting(None, "default: by width, see `learning_rate`", POSITIVE)
+    warmup_fraction: float = setting(0.1, "of all updates", SHARE)
+    layerwise_decay: float | None = setting(
+        None,
+        "default: 0.8, 0.9 for 24 layers and more",
+        Check(lambda x: 0 < x <= 1, "above 0, at most 1"),
+    )
+    layerwise_mode: str = setting(
+        "fixed", "faithful: the original skips a level", one_of("fixed", "faithful")
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """Which states of the run are kept."""
+
+    every_steps: int | None = setting(None, "default: as eval_every_steps", COUNT, free=True)
+    keep: int = setting(1, "newest checkpoints kept", COUNT, free=True)
+    keep_best: bool = setting(
+        False, "predict with the best by the task's main score, not the last", free=True
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FineTuning(Run):
+    """A whole configuration."""
+
+    task: str = setting("finetune", "what is to be done", one_of("finetune"))
+    init_from: str = setting(
+        "",
+        "weights to start from, docs/finetuning.md",
+        Check(bool, "a run, an export or a Hugging Face directory to start from"),
+    )
+    head: str = setting(
+        "original",
+        "huggingface: what `transformers` has in its place",
+        one_of("original", "huggingface"),
+    )
+    num_trials: int = setting(1, "with the seeds seed, seed + 1, ...", COUNT)
+    trials_at_once: int = setting(1, "trained in one program, where memory allows", COUNT)
+    num_train_epochs: float = setting(3.0, "times that each row is trained on", POSITIVE)
+    batch_size: int = setting(32, "rows per update over all devices and hosts", COUNT)
+    log_every_steps: int = setting(50, "a line and a point in the curves", COUNT, free=True)
+    eval_every_steps: int | None = setting(
+        None, "default: an epoch; the last step is always evaluated", COUNT, free=True
+    )
+    patience: int = setting(
+        0, "evaluations without a better score, after which to stop; 0: never", NOT_NEGATIVE
+    )
+    data: Data
+    model: Model
+    optimizer: Optimizer
+    parallel: Parallel
+    checkpoint: Checkpoint
+
+
+def settings() -> dict[str, Setting]:
+    """Every setting of fine-tuning by its dotted name."""
+    return settings_of(FineTuning)
+
+
+def get_config() -> ConfigDict:
+    """The complete default configuration, locked: unknown names are errors."""
+    return to_config(settings())
+
+
 KINDS = {  # of tasks that a field is for
     **dict.fromkeys(("data.source", "data.on_error", "data.double_unordered"), ("glue",)),
     **dict.fromkeys(("data.train", "data.dev", "data.test"), ("squad", "tagging", "table")),
@@ -160,15 +196,6 @@ KINDS = {  # of tasks that a field is for
     "data.scheme": ("tagging",),
     "data.labels": ("table", "tagging"),
 }
-SHARED = (
-    *("seed", "batch_size", "num_microbatches", "log_every_steps", "max_skipped_updates", "resume"),
-    *("profile_steps", "wandb"),
-    *("data.on_error", "data.num_threads", "data.num_workers", "data.prefetch"),
-    *("model.dropout", "model.attention_dropout", "model.dtype", "model.remat"),
-    *("model.scan_unroll", "optimizer.decay_power", "optimizer.b1", "optimizer.b2"),
-    *("optimizer.epsilon", "optimizer.weight_decay", "optimizer.max_grad_norm"),
-    *("parallel.api", "parallel.data", "parallel.fsdp", "parallel.tensor", "checkpoint.keep"),
-)
 
 
 def validate(config: ConfigDict, num_devices: int) -> None:

@@ -3,6 +3,7 @@
 Sums over micro-batches, devices, hosts and steps are exact; the division comes last, on the host.
 """
 
+import dataclasses
 from collections.abc import Mapping
 
 import jax.numpy as jnp
@@ -11,6 +12,34 @@ from jaxtyping import Array, Bool, Float
 
 SCORE_BINS = 2**14
 SCORE_RANGE = 16.0  # logits beyond +-16 share the outermost bins
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """How a metric is shown, and which way is better.
+
+    Objectives, and heads and tasks of fine-tuning, list theirs by name, without the prefix `train/`
+    or `eval/`. Console, report, best checkpoint and warnings read these lists and nothing else.
+
+    Attributes:
+      label: in full, as in "RTD AUC"; names its curve where a figure has several.
+      unit: such as "nats"; or "".
+      better: `higher`, `lower`, or "" where neither is. The best checkpoint can be that of a metric
+        with a direction alone.
+      console: what the console calls it; "": it is not shown there.
+      figure: title of the figure that draws it. Metrics with the same title share one. Default:
+        the label.
+      tile: how it is written among the final numbers of the report; "": it is none of them.
+      jumps: whether a sudden rise in training is worth a warning, as of a loss.
+    """
+
+    label: str
+    unit: str = ""
+    better: str = ""
+    console: str = ""
+    figure: str = ""
+    tile: str = ""
+    jumps: bool = False
 
 
 def score_histogram(
