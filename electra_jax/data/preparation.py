@@ -194,5 +194,3 @@ def _report(store: TokenStore, seconds: float, log: Log) -> None:
             f"word, {counts['unknown'] / counts['tokens']:.3%} unknown"
         )
     log(f"vocabulary of {store.tokenizer.vocab_size:,} tokens; made in {seconds:.0f} s")
-
-    cli.run(main)

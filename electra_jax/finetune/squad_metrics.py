@@ -150,5 +150,3 @@ def _raw_scores(gold: Gold, predicted: Texts) -> tuple[dict[str, float], dict[st
 def _percent(scores: Iterable[float]) -> float:
     scores = [*scores]
     return 100 * sum(scores) / max(1, len(scores))
-
-    cli.run(main)

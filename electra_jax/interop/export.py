@@ -271,5 +271,3 @@ Its configuration:
 {as_json(run)}
 ```
 """
-
-    cli.run(main)

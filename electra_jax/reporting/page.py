@@ -563,5 +563,3 @@ def _table(title: str, values: dict, state: str = "") -> str:
         for name, value in _flatten(values)
     )
     return f"<details {state}><summary>{title}</summary><table>{lines}</table></details>"
-
-    cli.run(main)

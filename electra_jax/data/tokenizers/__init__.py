@@ -114,5 +114,3 @@ def load(directory: str | Path) -> Tokenizer:
     for name, value in settings.items():
         _check_setting(f"{path}: {name}", name, value)
     return family.from_file(Path(directory, family.vocab_file), **settings)
-
-    cli.run(tokenize.main)
