@@ -21,6 +21,7 @@ from electra_jax.settings import (
     SHARE,
     Check,
     Setting,
+    check_values,
     field,
     one_of,
     setting,
@@ -204,8 +205,7 @@ def validate(config: ConfigDict, num_devices: int) -> None:
     Raises:
       UserError: names the fields, what was found and what is allowed.
     """
-    shared = {name: config.CHECKS[name] for name in SHARED}
-    check_fields(config, CHECKS | shared)
+    check_values(config, settings())
     for problem in (*clashes(config), *topology_clashes(config, num_devices)):
         raise UserError(problem)
 
