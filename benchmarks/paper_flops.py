@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from electra_jax.config import model_config
 from electra_jax.modeling.electra import ElectraConfig
 from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.heads import CopyHead, MaskedLMHead, ReplacedTokenHead
 
 # Operations per element.
 DROPOUT, LAYER_NORM, ACTIVATION, SOFTMAX = 4, 5, 8, 5
@@ -77,9 +78,9 @@ def step_flops_per_token(model: ElectraConfig, length: int) -> tuple[float, floa
         of_generator += tower(generator, length) + OUTPUT_SHARE * masked_lm_head(generator)
     if main:
         head = {
-            "replaced_token": replaced_token_head(main),
-            "masked_lm": OUTPUT_SHARE * masked_lm_head(main),
-            "copy": masked_lm_head(main),
+            ReplacedTokenHead: replaced_token_head(main),
+            MaskedLMHead: OUTPUT_SHARE * masked_lm_head(main),
+            CopyHead: masked_lm_head(main),
         }[model.discriminator_head]
         of_main += tower(main, length) + head
     return of_generator, of_main

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import ElectraConfig
 from electra_jax.modeling.encoder import REMAT_POLICIES, EncoderConfig
+from electra_jax.modeling.heads import CopyHead, MaskedLMHead, ReplacedTokenHead
 from electra_jax.modeling.precision import compute_dtype
 from electra_jax.modeling.sizes import num_heads
 from electra_jax.settings import (
@@ -321,7 +322,7 @@ BEST_METRICS = {  # and whether larger is better
     "eval/reconstruction_loss": False,
     "eval/reconstruction_accuracy": True,
 }
-DISCRIMINATOR_HEADS = {"replace_mlm": "masked_lm", "all_tokens_mlm": "copy"}
+DISCRIMINATOR_HEADS = {"replace_mlm": MaskedLMHead, "all_tokens_mlm": CopyHead}
 
 
 def validate(config: ConfigDict, num_devices: int) -> None:
@@ -623,7 +624,7 @@ def model_config(config: ConfigDict, vocab_size: int) -> ElectraConfig:
         discriminator,
         discriminator,
         generator.sharing,
-        DISCRIMINATOR_HEADS.get(config.objective, "replaced_token"),
+        DISCRIMINATOR_HEADS.get(config.objective, ReplacedTokenHead),
         baseline=config.algorithm == "adversarial",
     )
     if not is_network(config):

@@ -13,7 +13,7 @@ from stdlib_text import stdlib_documents
 from tiny import CLS, MASK, PAD, SEP, UNK
 
 from electra_jax.data import tokenizers
-from electra_jax.modeling.electra import PADDED_LOGIT
+from electra_jax.modeling.heads import PADDED_LOGIT
 from electra_jax.objectives import masking
 from electra_jax.objectives.base import context
 from electra_jax.objectives.masking import Masked

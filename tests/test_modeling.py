@@ -13,8 +13,9 @@ from flax import nnx
 from jaxprs import matrix_products
 
 from electra_jax.config import get_config, model_config
-from electra_jax.modeling.electra import PADDED_LOGIT, Electra, structure
+from electra_jax.modeling.electra import Electra, structure
 from electra_jax.modeling.encoder import attention_bias
+from electra_jax.modeling.heads import PADDED_LOGIT
 from electra_jax.modeling.layers import dropout
 from electra_jax.objectives import Objective
 from electra_jax.objectives.base import context

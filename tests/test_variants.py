@@ -19,7 +19,8 @@ from test_objectives import SAMPLES, init, mask, sums
 
 from electra_jax.config import get_config, model_config
 from electra_jax.data import tokenizers
-from electra_jax.modeling.electra import PADDED_LOGIT, structure, tower_embeddings
+from electra_jax.modeling.electra import structure, tower_embeddings
+from electra_jax.modeling.heads import PADDED_LOGIT, MaskedLMHead
 from electra_jax.monitoring.progress import compilations
 from electra_jax.objectives import Objective, make_objective, masking, metrics
 from electra_jax.objectives.adversarial import policy_sums
@@ -247,7 +248,7 @@ def test_closed_gate_makes_all_tokens_mlm_replace_mlm_on_the_selected_positions(
     replace = tiny.objective("replace_mlm", loss={"frequencies": usual.frequencies})
     replace = dataclasses.replace(
         replace,
-        model=dataclasses.replace(usual.model, discriminator_head="masked_lm"),
+        model=dataclasses.replace(usual.model, discriminator_head=MaskedLMHead),
         temperature=1.0,
     )
     head = {name: x for name, x in head.items() if name != "copy"}

@@ -9,6 +9,7 @@ import numpy as np
 
 from electra_jax.modeling.electra import ElectraConfig
 from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.heads import CopyHead, MaskedLMHead
 from electra_jax.objectives import Objective
 from electra_jax.objectives.adversarial import AdversarialTokenDetection
 from electra_jax.objectives.electra import ReplacedTokenDetection
@@ -30,7 +31,7 @@ VARIANTS = {
     "replace_mlm": (
         ReplaceMLM,
         {"discriminator_weight": Ramp(3.0, 1.0, 4), "temperature": Ramp(2.0, 1.0, 3)},
-        {"discriminator_head": "masked_lm"},
+        {"discriminator_head": MaskedLMHead},
     ),
     "all_tokens_mlm": (
         AllTokensMLM,
@@ -38,7 +39,7 @@ VARIANTS = {
             "frequencies": tuple(1.0 + token % 2 for token in range(VOCAB)),
             "discriminator_weight": 1.0,
         },
-        {"discriminator_head": "copy", "generator": None},
+        {"discriminator_head": CopyHead, "generator": None},
     ),
     "two_stage": (ReplacedTokenDetection, {"generator_steps": 2}, {}),
     "adversarial": (AdversarialTokenDetection, {"warmup_steps": 2}, {"baseline": True}),

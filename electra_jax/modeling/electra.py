@@ -15,21 +15,13 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from electra_jax.modeling.encoder import Embeddings, Encoder, EncoderConfig, attention_bias
+from electra_jax.modeling.heads import MaskedLMHead, ReplacedTokenHead
 from electra_jax.modeling.layers import (
     PRNGKey,
     dense,
-    float32_einsum,
-    gelu,
-    glorot_uniform,
-    layer_norm,
     truncated_normal,
 )
 from electra_jax.modeling.params import Params
-
-VOCAB_BLOCK = 128  # output columns are padded to a multiple of this: hardware tiles, see masking.py
-
-
-PADDED_LOGIT = -1e9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,14 +36,14 @@ class ElectraConfig:
         own width), `all` (one tower plays both roles, only the heads differ; spec 2.2) or `gdes`
         (the discriminator reads the generator's tables plus residual ones, zero at first, and its
         gradients reach the latter alone; He et al., DeBERTaV3, ICLR 2023).
-      discriminator_head: `replaced_token`, `masked_lm`, or `copy`: the latter with a copy gate.
+      discriminator_head: a class of `modeling.heads`, or one like these.
       baseline: the generator has an output that predicts how well its samples will do.
     """
 
     discriminator: EncoderConfig | None
     generator: EncoderConfig | None
     sharing: str = "embeddings"
-    discriminator_head: str = "replaced_token"
+    discriminator_head: type[nnx.Module] = ReplacedTokenHead
     baseline: bool = False
 
     @property
@@ -81,65 +73,15 @@ class Generator(nnx.Module):
         self.baseline = dense(config.hidden_size, 1, init, config.dtype, rngs) if baseline else None
 
 
-class MaskedLMHead(nnx.Module):
-    """Dense, gelu, LayerNorm, then the transposed word table and a bias (spec 1.7)."""
-
-    def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
-        init = truncated_normal(config.init_stddev)
-        self.dense = dense(config.hidden_size, config.embedding_size, init, config.dtype, rngs)
-        self.norm = layer_norm(config.embedding_size, config.dtype, rngs)
-        self.bias = nnx.Param(jnp.zeros(config.vocab_size))
-
-    def __call__(
-        self, hidden: Float[Array, "B P H"], word: Float[Array, "V E"]
-    ) -> Float[Array, "B P Vpad"]:
-        """Float32 logits; columns from V on are padding with the logit `PADDED_LOGIT`."""
-        padding = -len(word) % VOCAB_BLOCK
-        x = self.norm(gelu(self.dense(hidden)))
-        word = jnp.pad(word, ((0, padding), (0, 0))).astype(x.dtype)
-        bias = jnp.pad(self.bias[...], (0, padding), constant_values=PADDED_LOGIT)
-        logits = float32_einsum("bpe,ve->bpv", x, word)
-        return logits + bias.astype(jnp.float32)[None, None]
-
-
-class CopyHead(MaskedLMHead):
-    """A masked language model's head and a gate: keep the token that is there (spec 7.5)?"""
-
-    def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
-        super().__init__(config, rngs)
-        init = truncated_normal(config.init_stddev)
-        self.copy = dense(config.hidden_size, 1, init, config.dtype, rngs)
-
-    def gate(self, hidden: Float[Array, "B P H"]) -> Float[Array, "B P"]:
-        """Float32 logits of copying."""
-        return self.copy(hidden)[..., 0].astype(jnp.float32)
-
-
 class Discriminator(nnx.Module):
     """The tower that reads corrupted text. `embeddings` are residual ones, of `gdes` alone."""
 
     def __init__(self, config: ElectraConfig, rngs: nnx.Rngs):
         encoder = config.discriminator
         self.encoder = Encoder(encoder, rngs)
-        self.head = HEADS[config.discriminator_head](encoder, rngs)
+        self.head = config.discriminator_head(encoder, rngs)
         zeros = nnx.initializers.zeros
         self.embeddings = Embeddings(encoder, rngs, zeros) if config.sharing == "gdes" else None
-
-
-class ReplacedTokenHead(nnx.Module):
-    """Dense, gelu, one output: a positive logit says "replaced" (spec 0.1, 1.6)."""
-
-    def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
-        init = truncated_normal(config.init_stddev)
-        self.dense = dense(config.hidden_size, config.hidden_size, init, config.dtype, rngs)
-        self.output = dense(config.hidden_size, 1, glorot_uniform, config.dtype, rngs)
-
-    def __call__(self, hidden: Float[Array, "B L H"]) -> Float[Array, "B L"]:
-        """Float32 logits."""
-        return self.output(gelu(self.dense(hidden)))[..., 0].astype(jnp.float32)
-
-
-HEADS = {"replaced_token": ReplacedTokenHead, "masked_lm": MaskedLMHead, "copy": CopyHead}
 
 
 class Electra(nnx.Module):

@@ -8,6 +8,7 @@ import jax
 
 from electra_jax.modeling.electra import ElectraConfig
 from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.heads import MaskedLMHead
 
 # bfloat16 matrix peak of one device in FLOP/s, by a part of its `device_kind`; first match wins.
 PEAKS: tuple[tuple[str, float], ...] = (
@@ -37,12 +38,6 @@ def encoder_flops(config: EncoderConfig, length: int) -> int:
     return config.num_layers * layer + 2 * embedding * hidden * (embedding != hidden)
 
 
-def masked_lm_head_flops(config: EncoderConfig) -> int:
-    """Forward operations of predicting one token."""
-    embedding = config.embedding_size
-    return 2 * config.hidden_size * embedding + 2 * embedding * config.vocab_size
-
-
 def train_flops_per_token(
     model: ElectraConfig, length: int, predictions: int, generator_passes: int = 3
 ) -> float:
@@ -54,17 +49,13 @@ def train_flops_per_token(
       generator_passes: 1 where the generator has no backward pass.
     """
     generator, discriminator = model.generator, model.discriminator
+    share = predictions / length
     flops = 0.0
     if generator:
-        head = masked_lm_head_flops(generator) + 2 * generator.hidden_size * model.baseline
-        head *= predictions / length
+        head = MaskedLMHead.flops_per_token(generator, share)
+        head += 2 * generator.hidden_size * model.baseline * share
         flops += generator_passes * (encoder_flops(generator, length) + head)
     if discriminator:
-        hidden = discriminator.hidden_size
-        head = {
-            "replaced_token": 2 * hidden * hidden + 2 * hidden,
-            "masked_lm": masked_lm_head_flops(discriminator) * predictions / length,
-            "copy": masked_lm_head_flops(discriminator) + 2 * hidden,
-        }[model.discriminator_head]
+        head = model.discriminator_head.flops_per_token(discriminator, share)
         flops += 3 * (encoder_flops(discriminator, length) + head)
     return flops

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from electra_jax.modeling.electra import PADDED_LOGIT, VOCAB_BLOCK, Electra
+from electra_jax.modeling.electra import Electra
+from electra_jax.modeling.heads import PADDED_LOGIT, VOCAB_BLOCK
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.modeling.params import Params
 from electra_jax.objectives import masking

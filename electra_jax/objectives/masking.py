@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from electra_jax.modeling.electra import VOCAB_BLOCK
+from electra_jax.modeling.heads import VOCAB_BLOCK
 
 RowKeys = Key[Array, "B"]
 
