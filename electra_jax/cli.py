@@ -16,11 +16,10 @@ from typing import NoReturn
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from electra_jax.config import get_config
 from electra_jax.errors import UserError
-from electra_jax.finetune.config import get_config as finetuning_config
+from electra_jax.inference.configuration import SETTINGS
 from electra_jax.run.interruption import EXIT_CODE, Stopped, exit_now
-from electra_jax.settings import flatten
+from electra_jax.settings import field
 
 # What a full disk, a quota, a limit, a read-only file system and missing permission are called;
 # and what a path is that a file or directory cannot have.
@@ -143,7 +142,7 @@ def parse_with_recipe(values: flags.FlagValues, doc: str) -> tuple[ConfigDict, P
     Raises:
       UserError: as `parse`; or the recipe is missing, or raises something.
     """
-    names = flatten(get_config()) | flatten(finetuning_config())
+    names = SETTINGS["pretrain"]() | SETTINGS["finetune"]()
     for name in (match[1] for match in map(OVERRIDE.match, sys.argv[1:]) if match):
         if name not in names:
             raise UserError(f"there is no field config.{name}{hint(name, names)}")
@@ -172,11 +171,11 @@ def parse_with_recipe(values: flags.FlagValues, doc: str) -> tuple[ConfigDict, P
 
 
 def print_config(config: ConfigDict) -> None:
-    """A line for each field, in the form of a flag; says which are not at their default."""
-    defaults = flatten(finetuning_config() if config.task == "finetune" else get_config())
-    for name, value in flatten(config).items():
-        changed = "" if value == defaults[name] else f"  # default: {defaults[name]!r}"
-        print(f"--config.{name}={value!r}{changed}")
+    """A line for each field, in the form of a flag, with its meaning and what its default is."""
+    for name, one in SETTINGS[config.task]().items():
+        value = field(config, name)
+        changed = "" if value == one.default else f"; default: {one.default!r}"
+        print(f"--config.{name}={value!r}  # {one.meaning}{changed}")
 
 
 def raised_in(path: Path, error: BaseException | None) -> tuple[str, BaseException] | None:

@@ -6,19 +6,21 @@ an encoder or an objective has beside these is said where it is defined, and joi
 `config.loss`.
 """
 
+import contextlib
 import dataclasses
 import importlib.util
+import itertools
 import math
 from collections.abc import Iterator
+from types import SimpleNamespace
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import ElectraConfig
-from electra_jax.modeling.encoder import REMAT_POLICIES, EncoderConfig
-from electra_jax.modeling.heads import CopyHead, MaskedLMHead, ReplacedTokenHead
-from electra_jax.modeling.precision import compute_dtype
-from electra_jax.modeling.sizes import num_heads
+from electra_jax.modeling.encoder import REMAT_POLICIES
+from electra_jax.objectives import OBJECTIVES, Objective, make_objective
 from electra_jax.settings import (
     COUNT,
     FRACTION,
@@ -28,17 +30,19 @@ from electra_jax.settings import (
     RATE,
     SHARE,
     Check,
+    Config,
+    RecordedConfig,
     Setting,
     check_values,
     field,
-    flatten,
+    key_of,
     one_of,
     setting,
     settings_of,
     to_config,
 )
+from electra_jax.sharding.mesh import check_topology
 
-OBJECTIVES = ("electra", "electra_15", "replace_mlm", "all_tokens_mlm", "mlm")
 SEED = Check(lambda x: 0 <= x < 2**32, "at least 0 and below 2**32")  # JAX drops higher bits
 # With less, logits that it divides are no longer numbers.
 TEMPERATURE = Check(lambda x: 1e-3 <= x < math.inf, "at least 0.001")
@@ -266,7 +270,7 @@ class Pretraining(Run):
     """A whole configuration."""
 
     task: str = setting("pretrain", "what is to be done", one_of("pretrain"))
-    objective: str = setting("electra", "docs/objectives.md says what each is", one_of(*OBJECTIVES))
+    objective: str = setting("electra", "docs/objectives.md says what each is", key_of(OBJECTIVES))
     algorithm: str = setting(
         "joint",
         "how the two networks are trained",
@@ -322,322 +326,104 @@ BEST_METRICS = {  # and whether larger is better
     "eval/reconstruction_loss": False,
     "eval/reconstruction_accuracy": True,
 }
-DISCRIMINATOR_HEADS = {"replace_mlm": MaskedLMHead, "all_tokens_mlm": CopyHead}
 
 
 def validate(config: ConfigDict, num_devices: int) -> None:
-    """Check every value alone and those that only clash together.
+    """Check every value alone, and those that do not go together.
 
     Raises:
       UserError: names the fields, what was found and what is allowed.
     """
     check_values(config, settings())
-    for problem in (*clashes(config), *topology_clashes(config, num_devices)):
-        raise UserError(problem)
-
-
-def clashes(config: ConfigDict) -> Iterator[str]:
-    """Sentences about values that do not fit each other."""
-    model, generator, data = config.model, config.generator, config.data
-
-    if data.sequence_length > model.max_positions:
-        yield (
+    check_topology(config.parallel, config.batch_size, config.num_microbatches, num_devices)
+    refuse_without_effect(config)
+    check_best(config.checkpoint, config.eval_every_steps)
+    data = config.data
+    if data.sequence_length > config.model.max_positions:
+        raise UserError(
             f"config.data.sequence_length is {data.sequence_length} but the position table has "
-            f"config.model.max_positions = {model.max_positions} rows"
-        )
-    heads = num_heads(model.hidden_size) if model.num_heads is None else model.num_heads
-    if model.hidden_size % heads:
-        yield (
-            f"config.model.hidden_size is {model.hidden_size} and config.model.num_heads is {heads}"
-            "; allowed: heads (by default one for every 64) that divide the hidden size"
-        )
-    for name, needs_full_size in (("objective", "mlm"), ("generator.sharing", "all")):
-        full_size = (generator.width, generator.depth) == (1, 1)
-        if field(config, name) == needs_full_size and not full_size:
-            yield (
-                f"config.{name} = {needs_full_size!r} needs config.generator.width = 1 and "
-                f"config.generator.depth = 1, found {generator.width} and {generator.depth}"
-            )
-    if has_generator(config) and generator.sharing != "all":
-        width, layers = generator_width(config), generator_layers(config)
-        if width < 1 or width % num_heads(width):
-            yield (
-                f"config.generator.width is {generator.width}, which leaves {width} of "
-                f"config.model.hidden_size = {model.hidden_size}; allowed: sizes that one "
-                "attention head for every 64 divides, such as multiples of 64"
-            )
-        if layers < 1:
-            yield (
-                f"config.generator.depth is {generator.depth}, which leaves none of "
-                f"config.model.num_layers = {model.num_layers}; allowed: at least 1 layer"
-            )
-    yield from training_clashes(config)
-    if config.init_from and generator.sharing == "gdes":
-        yield (
-            "config.init_from does not go with config.generator.sharing = 'gdes', where the "
-            "discriminator's embeddings are differences; leave one of them out"
-        )
-    if config.masking.mask_token_share + config.masking.random_token_share > 1:
-        yield (
-            "config.masking.mask_token_share and config.masking.random_token_share are "
-            f"{config.masking.mask_token_share} and {config.masking.random_token_share}; "
-            "allowed: at most 1 together"
-        )
-    if config.masking.mode == "faithful" and config.masking.unit != "token":
-        yield (
-            f"config.masking.unit is {config.masking.unit!r}, which config.masking.mode = "
-            "'faithful' does not know; allowed: 'token', or config.masking.mode = 'clean'"
+            f"config.model.max_positions = {config.model.max_positions} rows"
         )
     if data.strip_accents and not data.lower_case:
-        yield (
+        raise UserError(
             "config.data.strip_accents is True, which works only together with "
             "config.data.lower_case = True"
         )
-    yield from checkpoint_clashes(config)
-
-
-def checkpoint_clashes(config: ConfigDict) -> Iterator[str]:
-    """Says so when the best checkpoint could be one that is never saved."""
-    every = config.checkpoint.every_steps
-    if config.checkpoint.keep_best and every % config.eval_every_steps:
-        yield (
-            f"config.checkpoint.every_steps is {every}; with config.checkpoint.keep_best it must "
-            f"be a multiple of config.eval_every_steps = {config.eval_every_steps}"
+    if config.init_from and config.generator.sharing == "gdes":
+        raise UserError(
+            "config.init_from does not go with config.generator.sharing = 'gdes', where the "
+            "discriminator's embeddings are differences; leave one of them out"
         )
 
 
-def topology_clashes(config: ConfigDict, num_devices: int) -> Iterator[str]:
-    """Sentences about a mesh and a batch that do not fit each other or the devices."""
-    parallel = config.parallel
-    fixed = parallel.fsdp * parallel.tensor
-    wanted = fixed * (1 if parallel.data == -1 else parallel.data)
-    if num_devices % fixed or (parallel.data != -1 and wanted != num_devices):
-        yield (
-            "config.parallel.data, config.parallel.fsdp and config.parallel.tensor are "
-            f"{parallel.data}, {parallel.fsdp} and {parallel.tensor}; allowed: a product that is "
-            f"the number of devices, {num_devices}"
-        )
-    if parallel.api == "pmap" and fixed != 1:
-        yield (
-            "config.parallel.api = 'pmap' is data parallel only: it needs config.parallel.fsdp = 1 "
-            f"and config.parallel.tensor = 1, found {parallel.fsdp} and {parallel.tensor}"
-        )
-    if parallel.api == "pmap" and parallel.shard_optimizer:
-        yield (
-            "config.parallel.shard_optimizer is True, but config.parallel.api = 'pmap' keeps whole "
-            "moments on every device; allowed: False, or config.parallel.api = 'jit'"
-        )
-    shards = num_devices // parallel.tensor * config.num_microbatches
-    if config.batch_size % shards:
-        yield (
-            f"config.batch_size is {config.batch_size}; allowed: a multiple of {shards} "
-            f"({num_devices // parallel.tensor} devices that split the batch x "
-            f"config.num_microbatches = {config.num_microbatches})"
+def check_best(checkpoint: ConfigDict, eval_every_steps: int) -> None:
+    """Raises UserError where the best checkpoint could be one that is never saved."""
+    if checkpoint.keep_best and checkpoint.every_steps % eval_every_steps:
+        raise UserError(
+            f"config.checkpoint.every_steps is {checkpoint.every_steps}; with "
+            "config.checkpoint.keep_best it must be a multiple of config.eval_every_steps = "
+            f"{eval_every_steps}"
         )
 
 
-STARTS = ("generator.temperature", "loss.generator_weight", "loss.discriminator_weight")
+def objective_for(config: Config, vocab_size: int | None = None) -> Objective:
+    """The objective of `config` for a vocabulary that does not matter, of this size.
 
-
-def without_effect(config: ConfigDict) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Fields that decide nothing, each after the field because of which."""
-    generator = config.generator
-    if not config.init_from:
-        yield "init_from", ("init_missing", "init_resize")
-    if config.objective == "mlm":
-        yield "objective", ("algorithm", "generator.kind", "generator.init_from")
-        yield "objective", ("generator.mle_steps", "generator.sharing")
-        yield "objective", ("generator.temperature", "generator.temperature_start")
-        yield "objective", ("generator.disallow_correct",)
-        yield "objective", ("loss.discriminator_weight", "loss.discriminator_weight_start")
-        return
-    if generator.kind != "learned":
-        yield "generator.kind", ("algorithm", "generator.mle_steps")
-        yield "generator.kind", ("loss.generator_weight", "loss.generator_weight_start")
-    elif config.algorithm == "joint":
-        yield "algorithm", ("generator.mle_steps",)
-    elif config.algorithm == "two_stage" and not generator.mle_steps:
-        yield "generator.mle_steps", ("loss.generator_weight", "loss.generator_weight_start")
-    if not is_network(config):
-        yield "generator.kind", ("generator.init_from", "generator.sharing")
-        yield "generator.kind", ("generator.width", "generator.depth")
-        yield "generator.kind", ("masking.mask_token_share", "masking.random_token_share")
-    if generator.kind == "uniform":
-        yield "generator.kind", ("generator.temperature", "generator.temperature_start")
-
-
-def training_clashes(config: ConfigDict) -> Iterator[str]:
-    """Sentences about objectives, generators and algorithms that do not fit each other."""
-    generator, default = config.generator, flatten(get_config())
-    inert = set()
-    for cause, names in without_effect(config):
-        inert |= {*names}
-        for name in names:
-            value = field(config, name)
-            if value != default[name]:
-                yield (
-                    f"config.{name} is {value!r}, which has no effect with config.{cause} = "
-                    f"{field(config, cause)!r}; leave it at {default[name]!r}"
-                )
-    started = [name for name in STARTS if field(config, f"{name}_start") is not None]
-    for name in started:
-        if not config.ramp_steps and f"{name}_start" not in inert:
-            yield (
-                f"config.{name}_start is {field(config, f'{name}_start')}, which has no effect "
-                "with config.ramp_steps = 0; say in how many updates it is left behind"
-            )
-    if config.ramp_steps and not started:
-        yield (
-            f"config.ramp_steps is {config.ramp_steps}, which has no effect as long as none of "
-            f"{', '.join(f'config.{name}_start' for name in STARTS)} is set"
-        )
-    if config.ramp_steps > config.num_train_steps:
-        yield (
-            f"config.ramp_steps is {config.ramp_steps}; allowed: at most config.num_train_steps = "
-            f"{config.num_train_steps}, or else the values that it leads to are never reached"
-        )
-    weights = [name for name in STARTS if "weight" in name and name not in inert]
-    if not any(field(config, name) or field(config, f"{name}_start") for name in weights):
-        names = " and ".join(f"config.{name}" for name in weights)
-        yield f"{names} = 0 leave nothing to train"
-    if (cause := not_measuring(config)) and cause not in inert:
-        yield (
-            f"config.checkpoint.keep_best is {config.checkpoint.keep_best!r}, which "
-            f"config.{cause} = {field(config, cause)!r} does not measure"
-        )
-    if not has_generator(config):
-        return
-    if config.algorithm == "two_stage" or generator.kind == "frozen":
-        cause = "generator.kind" if generator.kind == "frozen" else "algorithm"
-        if generator.sharing not in ("none", "gdes"):
-            yield (
-                f"config.generator.sharing is {generator.sharing!r}, but with config.{cause} = "
-                f"{field(config, cause)!r} the discriminator goes on when the generator is "
-                "frozen; allowed: 'none' or 'gdes'"
-            )
-    second = {"two_stage": "the discriminator", "adversarial": "the policy"}.get(config.algorithm)
-    if second and generator.mle_steps >= config.num_train_steps:
-        yield (
-            f"config.generator.mle_steps is {generator.mle_steps}, which leaves none of "
-            f"config.num_train_steps = {config.num_train_steps} to {second}"
-        )
-    if config.algorithm == "two_stage" and generator.kind == "learned" and generator.mle_steps:
-        for name in started:
-            if name != "loss.generator_weight" and config.ramp_steps <= generator.mle_steps:
-                yield (
-                    f"config.{name}_start is {field(config, f'{name}_start')}, which has no effect "
-                    f"as long as config.ramp_steps = {config.ramp_steps} end in the first stage "
-                    f"of config.generator.mle_steps = {generator.mle_steps}"
-                )
-        if generator.sharing in ("none", "gdes") and not is_of_one_size(config):
-            yield (
-                "config.algorithm = 'two_stage' copies the generator into the discriminator: it "
-                "needs config.generator.width = 1 and config.generator.depth = 1, no other "
-                "config.model.num_heads and config.model.intermediate_size than by default, and, "
-                "where config.generator.sharing = 'none', config.model.embedding_size = "
-                "config.model.hidden_size"
-            )
-    if config.algorithm == "adversarial":
-        if config.objective not in ("electra", "electra_15"):
-            yield (
-                f"config.objective is {config.objective!r}, but config.algorithm = 'adversarial' "
-                "rewards the generator for the verdicts of a discriminator; allowed: 'electra', "
-                "'electra_15'"
-            )
-        if config.masking.mode != "clean":
-            yield (
-                f"config.masking.mode is {config.masking.mode!r}, in which samples are averaged; "
-                "config.algorithm = 'adversarial' rewards each of them: allowed: 'clean'"
-            )
-    if generator.init_from and generator.sharing == "all":
-        yield (
-            f"config.generator.init_from is {generator.init_from!r}, but with "
-            "config.generator.sharing = 'all' the generator has no encoder of its own"
-        )
-
-
-def not_measuring(config: ConfigDict) -> str:
-    """The field because of which there is no `config.checkpoint.keep_best`, or ""."""
-    metric, objective = config.checkpoint.keep_best, config.objective
-    if "rtd" in metric:
-        return "" if objective in ("electra", "electra_15") else "objective"
-    if "reconstruction" in metric:
-        return "" if objective in DISCRIMINATOR_HEADS else "objective"
-    if metric == "eval/loss" and config.algorithm == "adversarial":
-        return "algorithm"  # the loss of a policy is no measure
-    return "generator.kind" if "mlm" in metric and not is_network(config) else ""
-
-
-def is_network(config: ConfigDict) -> bool:
-    """Whether what proposes tokens is a network, learned or frozen."""
-    return config.generator.kind in ("learned", "frozen")
-
-
-def has_generator(config: ConfigDict) -> bool:
-    """Whether there is a generator beside the network that is kept."""
-    return config.objective != "mlm" and is_network(config)
-
-
-def is_of_one_size(config: ConfigDict) -> bool:
-    """Whether generator and discriminator have the same parameters but for their heads."""
-    model, width = config.model, generator_width(config)
-    sizes = (width, generator_layers(config), num_heads(width), 4 * width)
-    return sizes == (
-        model.hidden_size,
-        model.num_layers,
-        model.num_heads or num_heads(model.hidden_size),
-        model.intermediate_size or 4 * model.hidden_size,
-    ) and (config.generator.sharing == "gdes" or model.embedding_size == width)
-
-
-def generator_width(config: ConfigDict) -> int:
-    """Hidden size of the generator (spec 2.1)."""
-    return round(config.model.hidden_size * config.generator.width)
-
-
-def generator_layers(config: ConfigDict) -> int:
-    """Depth of the generator (spec 2.1)."""
-    return round(config.model.num_layers * config.generator.depth)
+    Args:
+      vocab_size: default: that of a vocabulary trained here.
+    """
+    size = vocab_size or config.data.vocab_size
+    tokens = SimpleNamespace(
+        vocab_size=size, cls_id=2, sep_id=3, mask_id=4, starts_word=np.ones(size, bool)
+    )
+    return make_objective(config, tokens, np.ones(size, int))
 
 
 def model_config(config: ConfigDict, vocab_size: int) -> ElectraConfig:
-    """Sizes of both networks; everything that follows from other fields is worked out here."""
-    model, generator = config.model, config.generator
-    discriminator = EncoderConfig(
-        vocab_size=vocab_size,
-        embedding_size=model.embedding_size,
-        hidden_size=model.hidden_size,
-        num_layers=model.num_layers,
-        num_heads=model.num_heads or num_heads(model.hidden_size),
-        intermediate_size=model.intermediate_size or 4 * model.hidden_size,
-        max_positions=model.max_positions,
-        dropout=model.dropout,
-        attention_dropout=model.attention_dropout,
-        init_stddev=model.init_stddev,
-        remat=model.remat,
-        scan_unroll=model.scan_unroll,
-        dtype=compute_dtype(model.dtype),
-    )
-    if config.objective == "mlm":
-        return ElectraConfig(discriminator=None, generator=discriminator)
-    made = ElectraConfig(
-        discriminator,
-        discriminator,
-        generator.sharing,
-        DISCRIMINATOR_HEADS.get(config.objective, ReplacedTokenHead),
-        baseline=config.algorithm == "adversarial",
-    )
-    if not is_network(config):
-        return dataclasses.replace(made, generator=None)
-    if generator.sharing == "all":
-        return made
-    width = generator_width(config)
-    own = dataclasses.replace(
-        discriminator,
-        embedding_size=width if generator.sharing == "none" else model.embedding_size,
-        hidden_size=width,
-        num_layers=generator_layers(config),
-        num_heads=num_heads(width),
-        intermediate_size=4 * width,
-    )
-    return dataclasses.replace(made, generator=own)
+    """Both networks of `config`, for a vocabulary of this size."""
+    return objective_for(config, vocab_size).model
+
+
+# Settings that decide what is trained; all others always have an effect.
+DECIDING = ("model.", "generator.", "masking.", "loss.", "algorithm", "ramp_steps", "init_")
+
+
+def refuse_without_effect(config: ConfigDict) -> None:
+    """Raises UserError where a setting is not at its default, although nothing depends on it.
+
+    That is known by watching which settings are read when the objective is made.
+    """
+    read = settings_read(config, set())
+    for name, one in settings().items():
+        value = field(config, name)
+        if name.startswith(DECIDING) and name not in read and value != one.default:
+            because = "".join(
+                f" with config.{cause} = {field(config, cause)!r}"
+                for cause in itertools.islice(causes(config, name), 1)
+            )
+            raise UserError(
+                f"config.{name} is {value!r}, which has no effect{because}; leave it at "
+                f"{one.default!r}"
+            )
+
+
+def settings_read(config: ConfigDict, read: set[str]) -> set[str]:
+    """Adds the settings that the objective of `config` depends on to `read`, which is returned."""
+    read |= {"init_from"} | ({"init_missing", "init_resize"} if config.init_from else set())
+    objective_for(RecordedConfig(config, read))
+    return read
+
+
+def causes(config: ConfigDict, name: str) -> Iterator[str]:
+    """The settings of which another value alone would have `name` read, the most telling first."""
+    deciding = {x: one for x, one in settings().items() if x.startswith(("objective", *DECIDING))}
+    for other in sorted(deciding, key=lambda x: (bool(deciding[x].check.choices), "." not in x)):
+        current, one = field(config, other), deciding[other]
+        switched_on = () if current else (one.type(1),)  # what is off, such as 0, None or ""
+        for value in one.check.choices or switched_on:
+            changed, read = config.copy_and_resolve_references(), set()
+            changed.update_from_flattened_dict({other: value})
+            with contextlib.suppress(UserError):  # other mistakes; what was read before is known
+                settings_read(changed, read)
+            if name in read and other != name:
+                yield other

@@ -26,8 +26,11 @@ from electra_jax.data.store import (
 def main() -> None:
     """Prepare the data of the recipe."""
     # Imported here, because the processes that tokenise import this module, too.
+    import os
+
     from absl import flags
 
+    os.environ["JAX_PLATFORMS"] = "cpu"  # accelerators that are here stay free for others
     from electra_jax import cli
     from electra_jax.config import validate
 

@@ -15,7 +15,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -30,14 +30,16 @@ class Check:
 
     Attributes:
       is_allowed: of a value.
-      allowed: these values in words; a function where they are not known before they are asked for.
+      allowed: these values in words.
+      choices: all of these values where they are few; the keys of a table that may grow.
     """
 
     is_allowed: Callable[[Any], bool]
-    allowed: str | Callable[[], str]
+    allowed: str = ""
+    choices: Collection[str] = ()
 
     def __str__(self) -> str:
-        return self.allowed if isinstance(self.allowed, str) else self.allowed()
+        return self.allowed or "one of " + ", ".join(map(repr, self.choices))
 
 
 ANY = Check(lambda x: True, "any value of this type")
@@ -52,12 +54,12 @@ FRACTION = Check(lambda x: 0 < x < 1, "above 0 and below 1")
 
 def one_of(*values: str) -> Check:
     """Any of these."""
-    return Check(lambda x: x in values, "one of " + ", ".join(map(repr, values)))
+    return Check(lambda x: x in values, choices=values)
 
 
 def key_of(table: Mapping[str, Any]) -> Check:
     """Any key of `table`, which may grow."""
-    return Check(lambda x: x in table, lambda: "one of " + ", ".join(map(repr, table)))
+    return Check(lambda x: x in table, choices=table.keys())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +146,30 @@ def check_values(config: ConfigDict, settings: Mapping[str, Setting]) -> None:
             raise UserError(f"config.{name} is {value!r}; allowed: {one.check}")
 
 
-def field(config: ConfigDict, name: str) -> Any:
+class RecordedConfig:
+    """A configuration, for reading alone, that remembers the fields that were read.
+
+    Args:
+      read: receives their dotted names.
+    """
+
+    def __init__(self, config: ConfigDict, read: set[str], prefix: str = ""):
+        self._config, self._read, self._prefix = config, read, prefix
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._config[name]
+        if isinstance(value, ConfigDict):
+            return RecordedConfig(value, self._read, f"{self._prefix}{name}.")
+        self._read.add(self._prefix + name)
+        return value
+
+    __getattr__ = __getitem__
+
+
+Config = ConfigDict | RecordedConfig
+
+
+def field(config: Config, name: str) -> Any:
     """The value of a dotted name."""
     for part in name.split("."):
         config = config[part]

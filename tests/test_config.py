@@ -7,11 +7,9 @@ from ml_collections import ConfigDict
 
 import electra_jax.config
 from electra_jax.config import (
-    clashes,
     get_config,
     model_config,
     settings,
-    topology_clashes,
     validate,
 )
 from electra_jax.errors import UserError
@@ -136,6 +134,7 @@ def test_recipes_tell_their_true_parameter_count(name):
 def test_the_table_of_sharing_modes_has_their_true_parameter_counts(sharing):
     config = recipe("base")
     config.generator.sharing = sharing
+    config.generator.width = 1.0 if sharing == "all" else config.generator.width
     parameters = structure(model_config(config, VOCAB))[1]
     count = sum(x.size for x in jax.tree.leaves(parameters))
     lines = (Path(__file__).parents[1] / "docs" / "objectives.md").read_text().splitlines()
@@ -155,6 +154,7 @@ def test_the_default_is_complete_and_locked():
         "data.strip_accents",
         "generator.init_from",
         "generator.disallow_correct",
+        "checkpoint.keep_best",  # by the metrics of the objective, see `CLASHES`
         "parallel.shard_optimizer",
         "histograms",
     }
@@ -232,7 +232,6 @@ BAD_VALUES = {
     "resume": ["other"],
     "checkpoint.every_steps": [0],
     "checkpoint.keep": [0],
-    "checkpoint.keep_best": ["eval/f1"],
 }
 
 
@@ -508,11 +507,9 @@ CLASHES = {
 def test_clashing_values_are_refused_by_name(case):
     overrides, expected = CLASHES[case]
     config = changed(**overrides)
-    (message,) = (*clashes(config), *topology_clashes(config, num_devices=8))
-    assert [part for part in expected if part not in message] == []
     with pytest.raises(UserError) as error:
         validate(config, num_devices=8)
-    assert str(error.value) == message
+    assert [part for part in expected if part not in str(error.value)] == []
 
 
 def test_tensor_parallel_devices_do_not_split_the_batch():

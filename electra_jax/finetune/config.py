@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from electra_jax.config import Adam, Loading, Numerics, Parallel, Run, topology_clashes
+from electra_jax.config import Adam, Loading, Numerics, Parallel, Run
 from electra_jax.errors import UserError
 from electra_jax.finetune import glue
 from electra_jax.modeling.encoder import EncoderConfig
@@ -28,6 +28,7 @@ from electra_jax.settings import (
     settings_of,
     to_config,
 )
+from electra_jax.sharding.mesh import check_topology
 
 SIZES = (
     *("vocab_size", "embedding_size", "hidden_size", "num_layers", "num_heads"),
@@ -206,7 +207,8 @@ def validate(config: ConfigDict, num_devices: int) -> None:
       UserError: names the fields, what was found and what is allowed.
     """
     check_values(config, settings())
-    for problem in (*clashes(config), *topology_clashes(config, num_devices)):
+    check_topology(config.parallel, config.batch_size, config.num_microbatches, num_devices)
+    for problem in clashes(config):
         raise UserError(problem)
 
 

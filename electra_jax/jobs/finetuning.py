@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from electra_jax.config import checkpoint_clashes
+from electra_jax.config import check_best
 from electra_jax.data import loader
 from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
@@ -187,8 +187,7 @@ def complete(config: ConfigDict, task: Task, encoder: EncoderConfig, num_rows: i
     per_epoch = max(1, round(num_rows / config.batch_size))
     config.eval_every_steps = config.eval_every_steps or per_epoch
     config.checkpoint.every_steps = config.checkpoint.every_steps or config.eval_every_steps
-    for problem in checkpoint_clashes(config):
-        raise UserError(problem)
+    check_best(config.checkpoint, config.eval_every_steps)
     if config.checkpoint.keep_best and not task.eval_splits:
         raise UserError("config.checkpoint.keep_best needs a labelled config.data.dev")
     optimizer = config.optimizer

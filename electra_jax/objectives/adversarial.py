@@ -7,19 +7,24 @@ is taken off to lower the variance.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
+from electra_jax.errors import UserError
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.modeling.params import Params
 from electra_jax.objectives import masking
 from electra_jax.objectives.base import Batch, Sums, context, pair
+from electra_jax.objectives.corruption import require_second_stage
 from electra_jax.objectives.electra import ReplacedTokenDetection, rtd_cross_entropy
-from electra_jax.objectives.masking import Masked
+from electra_jax.objectives.masking import Masked, Vocabulary
 from electra_jax.objectives.mlm import mlm_sums
 from electra_jax.objectives.schedules import Step, at
+from electra_jax.settings import Config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +37,21 @@ class AdversarialTokenDetection(ReplacedTokenDetection):
     """
 
     warmup_steps: int = 0
+
+    @classmethod
+    def arguments(
+        cls, config: Config, tokenizer: Vocabulary, token_counts: Int[np.ndarray, "V"] | None
+    ) -> dict[str, Any]:
+        """See `CorruptedText.arguments`."""
+        if config.masking.mode != "clean":
+            raise UserError(
+                f"config.masking.mode is {config.masking.mode!r}, in which samples are averaged; "
+                "config.algorithm = 'adversarial' rewards each of them: allowed: 'clean'"
+            )
+        require_second_stage(config, "the policy")
+        arguments = super().arguments(config, tokenizer, token_counts)
+        arguments["model"] = dataclasses.replace(arguments["model"], baseline=True)
+        return arguments | {"warmup_steps": config.generator.mle_steps}
 
     def loss_weights(self, step: Step) -> dict[str, float | Float[Array, ""]]:
         """Weight of each mean loss in the total at `step`."""

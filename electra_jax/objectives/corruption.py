@@ -9,22 +9,24 @@ the main network's loss reaches the generator, save through what both share.
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from electra_jax.modeling.electra import Electra
+from electra_jax.errors import UserError
+from electra_jax.modeling.electra import Electra, ElectraConfig
 from electra_jax.modeling.heads import PADDED_LOGIT, VOCAB_BLOCK
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.modeling.params import Params
-from electra_jax.objectives import masking
-from electra_jax.objectives.base import context, pair
-from electra_jax.objectives.masking import Masked
-from electra_jax.objectives.mlm import Batch, MaskedLanguageModel, Sums, mlm_sums
+from electra_jax.objectives import masking, networks, schedules
+from electra_jax.objectives.base import Batch, Sums, context, pair
+from electra_jax.objectives.masking import Masked, MaskingConfig, Vocabulary
+from electra_jax.objectives.mlm import MaskedLanguageModel, mlm_sums, require_weight
 from electra_jax.objectives.schedules import Schedule, Step, at
+from electra_jax.settings import Config, field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,58 @@ class CorruptedText(MaskedLanguageModel):
     generator_steps: int | None = None
 
     main_term: ClassVar[str]
+    head: ClassVar[type]  # of the main network: a module, see `modeling.heads`
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Config,
+        tokenizer: Vocabulary,
+        token_counts: Int[np.ndarray, "V"] | None = None,
+    ) -> "CorruptedText":
+        """See `Objective.from_config`."""
+        return cls(**cls.arguments(config, tokenizer, token_counts))
+
+    @classmethod
+    def arguments(
+        cls, config: Config, tokenizer: Vocabulary, token_counts: Int[np.ndarray, "V"] | None
+    ) -> dict[str, Any]:
+        """The fields of the objective that `config` describes, by name."""
+        kind = config.generator.kind
+        is_network, is_trained = kind in ("learned", "frozen"), trains_generator(config)
+        discriminator = networks.encoder(config.model, tokenizer.vocab_size)
+        arguments = {
+            "model": ElectraConfig(discriminator, None, discriminator_head=cls.head),
+            "masking": MaskingConfig.from_config(config.masking, tokenizer, is_network),
+            "discriminator_weight": schedules.from_config(config, "loss.discriminator_weight"),
+            "disallow_correct": config.generator.disallow_correct,
+        }
+        weights = ["loss.discriminator_weight"]
+        if is_network:
+            arguments["model"] = ElectraConfig(
+                discriminator,
+                networks.generator(config, discriminator),
+                config.generator.sharing,
+                cls.head,
+            )
+            refuse_half_a_network(config)
+        if is_trained:
+            arguments["generator_weight"] = schedules.from_config(config, "loss.generator_weight")
+            weights.insert(0, "loss.generator_weight")
+        require_weight(config, *weights)
+        if kind == "uniform":
+            arguments["frequencies"] = (1.0,) * tokenizer.vocab_size
+        else:
+            arguments["temperature"] = schedules.from_config(config, "generator.temperature")
+        if kind == "unigram":
+            arguments["frequencies"] = tuple(map(float, token_counts))
+        elif kind == "frozen":
+            require_two_tables(config, "generator.kind")
+            arguments["generator_steps"] = 0
+        elif kind == "learned" and config.algorithm == "two_stage":
+            require_two_stages(config, arguments["model"])
+            arguments["generator_steps"] = config.generator.mle_steps
+        return arguments
 
     # What subclasses define
 
@@ -192,6 +246,69 @@ class CorruptedText(MaskedLanguageModel):
             self.disallow_correct,
         )
         return samples, masking.corrupt(self.masking.mode, batch["input_ids"], masked, samples)
+
+
+def trains_generator(config: Config) -> bool:
+    """Whether the generator is a network with a loss of its own at some step."""
+    if config.generator.kind != "learned":
+        return False
+    return config.algorithm != "two_stage" or config.generator.mle_steps > 0
+
+
+def refuse_half_a_network(config: Config) -> None:
+    """Raises UserError where weights are given for a generator without an encoder of its own."""
+    if config.generator.init_from and config.generator.sharing == "all":
+        raise UserError(
+            f"config.generator.init_from is {config.generator.init_from!r}, but with "
+            "config.generator.sharing = 'all' the generator has no encoder of its own"
+        )
+
+
+def require_two_tables(config: Config, cause: str) -> None:
+    """Raises UserError where the discriminator would train tables of a frozen generator."""
+    if config.generator.sharing not in ("none", "gdes"):
+        raise UserError(
+            f"config.generator.sharing is {config.generator.sharing!r}, but with config.{cause} = "
+            f"{field(config, cause)!r} the discriminator goes on when the generator is frozen; "
+            "allowed: 'none' or 'gdes'"
+        )
+
+
+def require_second_stage(config: Config, trained: str) -> None:
+    """Raises UserError where the run ends before its second stage, in which `trained` learns."""
+    if config.generator.mle_steps >= config.num_train_steps:
+        raise UserError(
+            f"config.generator.mle_steps is {config.generator.mle_steps}, which leaves none of "
+            f"config.num_train_steps = {config.num_train_steps} to {trained}"
+        )
+
+
+def require_two_stages(config: Config, model: ElectraConfig) -> None:
+    """Raises UserError where the generator cannot be trained first and then copied (spec 7.4)."""
+    require_two_tables(config, "algorithm")
+    require_second_stage(config, "the discriminator")
+    generator = config.generator
+    if not generator.mle_steps:
+        return
+    for name in ("generator.temperature", "loss.discriminator_weight"):
+        start = field(config, f"{name}_start")
+        if start is not None and config.ramp_steps <= generator.mle_steps:
+            raise UserError(
+                f"config.{name}_start is {start}, which has no effect as long as config.ramp_steps "
+                f"= {config.ramp_steps} end in the first stage of config.generator.mle_steps = "
+                f"{generator.mle_steps}"
+            )
+    own = model.generator
+    if generator.sharing == "gdes":  # tables of one width are shared
+        own = dataclasses.replace(own, embedding_size=model.discriminator.embedding_size)
+    if own != model.discriminator:
+        raise UserError(
+            "config.algorithm = 'two_stage' copies the generator into the discriminator: it needs "
+            "config.generator.width = 1 and config.generator.depth = 1, no other "
+            "config.model.num_heads and config.model.intermediate_size than by default, and, where "
+            "config.generator.sharing = 'none', config.model.embedding_size = "
+            "config.model.hidden_size"
+        )
 
 
 def frequency_logits(frequencies: tuple[float, ...]) -> Float[np.ndarray, "Vpad"]:

@@ -4,18 +4,21 @@ The main network is a discriminator: which tokens are not the original ones?
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from electra_jax.modeling.electra import Electra
+from electra_jax.modeling.heads import ReplacedTokenHead
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.objectives import masking
 from electra_jax.objectives.base import Batch, Sums, binary_cross_entropy, context, is_real, pair
 from electra_jax.objectives.corruption import CorruptedText
-from electra_jax.objectives.masking import Masked
+from electra_jax.objectives.masking import Masked, Vocabulary
 from electra_jax.objectives.metrics import score_histogram
+from electra_jax.settings import Config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +33,15 @@ class ReplacedTokenDetection(CorruptedText):
     selected_only: bool = False
 
     main_term: ClassVar[str] = "rtd_loss"
+    head: ClassVar[type] = ReplacedTokenHead
+
+    @classmethod
+    def arguments(
+        cls, config: Config, tokenizer: Vocabulary, token_counts: Int[np.ndarray, "V"] | None
+    ) -> dict[str, Any]:
+        """See `CorruptedText.arguments`."""
+        arguments = super().arguments(config, tokenizer, token_counts)
+        return arguments | {"selected_only": config.objective == "electra_15"}
 
     def judged(self, batch: Batch, masked: Masked) -> Bool[Array, "B L"]:
         """All real tokens, or those that are predicted."""

@@ -22,12 +22,16 @@ In `clean` mode there are three units, which are predicted as a whole and shown 
 """
 
 import dataclasses
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from electra_jax.errors import UserError
 from electra_jax.modeling.heads import VOCAB_BLOCK
+from electra_jax.settings import Config
 
 RowKeys = Key[Array, "B"]
 
@@ -38,6 +42,17 @@ MAX_SPAN_WORDS = 10
 # Words are gone through so many times for some that fit what is left of the budget. Even of words
 # with three tokens on average, only one row in hundreds then lacks a token of its budget.
 ROUNDS = 4
+
+
+@runtime_checkable
+class Vocabulary(Protocol):
+    """What objectives need to know of a tokenizer."""
+
+    vocab_size: int
+    cls_id: int
+    sep_id: int
+    mask_id: int
+    starts_word: Bool[np.ndarray, "V"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +76,41 @@ class MaskingConfig:
     unmaskable_ids: tuple[int, ...]
     unit: str = "token"
     starts_word: tuple[bool, ...] = dataclasses.field(default=(), repr=False)
+
+    @classmethod
+    def from_config(
+        cls, masking: Config, tokenizer: Vocabulary, is_read: bool = True
+    ) -> "MaskingConfig":
+        """What the section `masking` says, for the tokens of `tokenizer`.
+
+        Args:
+          is_read: whether a generator reads the masked text, so that it matters what is shown.
+
+        Raises:
+          UserError: two of the settings do not go together.
+        """
+        shares = (masking.mask_token_share, masking.random_token_share) if is_read else (1.0, 0.0)
+        if sum(shares) > 1:
+            raise UserError(
+                "config.masking.mask_token_share and config.masking.random_token_share are "
+                f"{shares[0]} and {shares[1]}; allowed: at most 1 together"
+            )
+        if masking.mode == "faithful" and masking.unit != "token":
+            raise UserError(
+                f"config.masking.unit is {masking.unit!r}, which config.masking.mode = "
+                "'faithful' does not know; allowed: 'token', or config.masking.mode = 'clean'"
+            )
+        return cls(
+            rate=masking.rate,
+            mask_token_share=shares[0],
+            random_token_share=shares[1],
+            mode=masking.mode,
+            unit=masking.unit,
+            vocab_size=tokenizer.vocab_size,
+            mask_id=tokenizer.mask_id,
+            unmaskable_ids=(tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id),
+            starts_word=() if masking.unit == "token" else tuple(tokenizer.starts_word.tolist()),
+        )
 
     def max_predictions(self, length: int) -> int:
         """Static number of prediction slots in a row of `length` tokens (spec 3.1)."""

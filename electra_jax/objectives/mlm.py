@@ -7,18 +7,21 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
+from electra_jax.errors import UserError
 from electra_jax.modeling import electra
 from electra_jax.modeling.electra import Electra, ElectraConfig
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.modeling.params import Params
-from electra_jax.objectives import masking
+from electra_jax.objectives import masking, networks, schedules
 from electra_jax.objectives.base import Batch, Sums, context, is_real, pair
-from electra_jax.objectives.masking import Masked, MaskingConfig
+from electra_jax.objectives.masking import Masked, MaskingConfig, Vocabulary
 from electra_jax.objectives.schedules import Schedule, Step, at
+from electra_jax.settings import Config, field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +35,22 @@ class MaskedLanguageModel:
     model: ElectraConfig
     masking: MaskingConfig
     generator_weight: Schedule = 1.0
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Config,
+        tokenizer: Vocabulary,
+        token_counts: Int[np.ndarray, "V"] | None = None,
+    ) -> "MaskedLanguageModel":
+        """See `Objective.from_config`."""
+        networks.require_full_size(config, "objective")
+        require_weight(config, "loss.generator_weight")
+        return cls(
+            model=ElectraConfig(None, networks.encoder(config.model, tokenizer.vocab_size)),
+            masking=MaskingConfig.from_config(config.masking, tokenizer),
+            generator_weight=schedules.from_config(config, "loss.generator_weight"),
+        )
 
     @property
     def dtype(self) -> DTypeLike:
@@ -102,6 +121,13 @@ class MaskedLanguageModel:
             masked.masked_ids, context(batch), masked.masked_positions, dropout_key
         )
         return mlm_sums(logits, masked)
+
+
+def require_weight(config: Config, *names: str) -> None:
+    """Raises UserError where the weights with these names are 0 throughout."""
+    if not any(field(config, name) or field(config, f"{name}_start") for name in names):
+        weights = " and ".join(f"config.{name}" for name in names)
+        raise UserError(f"{weights} = 0 leave nothing to train")
 
 
 def mlm_sums(logits: Float[Array, "B P Vpad"], masked: Masked) -> Sums:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from electra_jax.modeling.electra import Electra
+from electra_jax.modeling.heads import CopyHead, MaskedLMHead
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.objectives import masking
 from electra_jax.objectives.base import Batch, Sums, context, is_real, pair
@@ -26,6 +27,7 @@ class ReplaceMLM(CorruptedText):
     """Masked language modelling whose input has samples of a generator in place of `[MASK]`."""
 
     main_term: ClassVar[str] = "reconstruction_loss"
+    head: ClassVar[type] = MaskedLMHead
 
     def judged(self, batch: Batch, masked: Masked) -> Bool[Array, "B L"]:
         """The positions that are predicted."""
@@ -62,6 +64,7 @@ class AllTokensMLM(CorruptedText):
     """Masked language modelling at all positions, with a copy mechanism."""
 
     main_term: ClassVar[str] = "reconstruction_loss"
+    head: ClassVar[type] = CopyHead
 
     def judged(self, batch: Batch, masked: Masked) -> Bool[Array, "B L"]:
         """All real tokens."""

@@ -61,6 +61,44 @@ def everywhere(mesh: Mesh, params: Params) -> Params:
     return jax.device_put(params, NamedSharding(mesh, P()))
 
 
+def check_topology(
+    parallel: ConfigDict, batch_size: int, num_microbatches: int, num_devices: int
+) -> None:
+    """Checks that mesh, batch and devices fit each other.
+
+    Args:
+      parallel: the section of this name.
+
+    Raises:
+      UserError: they do not; names the fields.
+    """
+    fixed = parallel.fsdp * parallel.tensor
+    wanted = fixed * (1 if parallel.data == -1 else parallel.data)
+    if num_devices % fixed or (parallel.data != -1 and wanted != num_devices):
+        raise UserError(
+            "config.parallel.data, config.parallel.fsdp and config.parallel.tensor are "
+            f"{parallel.data}, {parallel.fsdp} and {parallel.tensor}; allowed: a product that is "
+            f"the number of devices, {num_devices}"
+        )
+    if parallel.api == "pmap" and fixed != 1:
+        raise UserError(
+            "config.parallel.api = 'pmap' is data parallel only: it needs config.parallel.fsdp = 1 "
+            f"and config.parallel.tensor = 1, found {parallel.fsdp} and {parallel.tensor}"
+        )
+    if parallel.api == "pmap" and parallel.shard_optimizer:
+        raise UserError(
+            "config.parallel.shard_optimizer is True, but config.parallel.api = 'pmap' keeps whole "
+            "moments on every device; allowed: False, or config.parallel.api = 'jit'"
+        )
+    splits = num_devices // parallel.tensor
+    if batch_size % (splits * num_microbatches):
+        raise UserError(
+            f"config.batch_size is {batch_size}; allowed: a multiple of "
+            f"{splits * num_microbatches} ({splits} devices that split the batch x "
+            f"config.num_microbatches = {num_microbatches})"
+        )
+
+
 def share_of_rows(sharding: NamedSharding) -> tuple[int, int]:
     """The part of a batch that the devices of this process hold: (i, n) for the i-th of n.
 

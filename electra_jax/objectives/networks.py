@@ -1,0 +1,87 @@
+"""The sizes of an objective's networks, from the sections `model` and `generator`.
+
+Whatever follows from other settings, such as the generator's heads, is worked out here.
+"""
+
+import dataclasses
+
+from electra_jax.errors import UserError
+from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.precision import compute_dtype
+from electra_jax.modeling.sizes import num_heads
+from electra_jax.settings import Config, field
+
+
+def encoder(model: Config, vocab_size: int) -> EncoderConfig:
+    """The encoder that is kept after pre-training.
+
+    Args:
+      model: the section `model`.
+
+    Raises:
+      UserError: the heads do not divide the width.
+    """
+    heads = num_heads(model.hidden_size) if model.num_heads is None else model.num_heads
+    if model.hidden_size % heads:
+        raise UserError(
+            f"config.model.hidden_size is {model.hidden_size} and config.model.num_heads is {heads}"
+            "; allowed: heads (by default one for every 64) that divide the hidden size"
+        )
+    return EncoderConfig(
+        vocab_size=vocab_size,
+        embedding_size=model.embedding_size,
+        hidden_size=model.hidden_size,
+        num_layers=model.num_layers,
+        num_heads=heads,
+        intermediate_size=model.intermediate_size or 4 * model.hidden_size,
+        max_positions=model.max_positions,
+        dropout=model.dropout,
+        attention_dropout=model.attention_dropout,
+        init_stddev=model.init_stddev,
+        remat=model.remat,
+        scan_unroll=model.scan_unroll,
+        dtype=compute_dtype(model.dtype),
+    )
+
+
+def generator(config: Config, discriminator: EncoderConfig) -> EncoderConfig:
+    """The encoder of a generator beside `discriminator`, narrower and perhaps flatter (spec 2.1).
+
+    Raises:
+      UserError: there is no such encoder; names the fields.
+    """
+    sizes = config.generator
+    if sizes.sharing == "all":
+        require_full_size(config, "generator.sharing")
+        return discriminator
+    width = round(discriminator.hidden_size * sizes.width)
+    num_layers = round(discriminator.num_layers * sizes.depth)
+    if width < 1 or width % num_heads(width):
+        raise UserError(
+            f"config.generator.width is {sizes.width}, which leaves {width} of config.model."
+            f"hidden_size = {discriminator.hidden_size}; allowed: sizes that one attention head "
+            "for every 64 divides, such as multiples of 64"
+        )
+    if num_layers < 1:
+        raise UserError(
+            f"config.generator.depth is {sizes.depth}, which leaves none of config.model."
+            f"num_layers = {discriminator.num_layers}; allowed: at least 1 layer"
+        )
+    return dataclasses.replace(
+        discriminator,
+        embedding_size=width if sizes.sharing == "none" else discriminator.embedding_size,
+        hidden_size=width,
+        num_layers=num_layers,
+        num_heads=num_heads(width),
+        intermediate_size=4 * width,
+    )
+
+
+def require_full_size(config: Config, name: str) -> None:
+    """Raises UserError where the generator is smaller than the setting `name` allows."""
+    sizes = config.generator.width, config.generator.depth
+    if sizes != (1, 1):
+        raise UserError(
+            f"config.{name} = {field(config, name)!r} needs config.generator.width = 1 and "
+            f"config.generator.depth = 1, found {sizes[0]} and {sizes[1]}"
+        )
