@@ -40,11 +40,31 @@ def read_json(path: Path) -> dict[str, Any]:
       UserError: the file is missing or holds something else.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    return parse_object(content, str(path))
+
+
+def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
+    """The JSON object that a text holds.
+
+    Raises:
+      UserError: it holds something else; begins with `where`.
+    """
+    value = parse_json(text, where)
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: not a JSON object but {type(value).__name__}")
+    return value
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """The JSON value that a text holds.
+
+    Raises:
+      UserError: it is not JSON; begins with `where`.
+    """
+    try:
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not readable as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: holds no JSON object")
-    return content
+        raise UserError(f"{where}: not JSON: {error}") from error

@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from electra_jax.data.reader import Group, Part
-from electra_jax.data.sources import Input
+from electra_jax.data.formats.base import Input, Part
+from electra_jax.data.formats.docstrings import Docstrings
+from electra_jax.data.reader import Group
 from electra_jax.data.store import TokenStore, open_store, write_store
 from electra_jax.data.tokenizers.base import Tokenizer
 
@@ -12,9 +13,9 @@ from electra_jax.data.tokenizers.base import Tokenizer
 def groups(documents: Iterable[list[str]], size: int = 1000, source: int = 0) -> list[Group]:
     """What reading these documents, each a list of lines, gives: groups of `size` of them."""
     texts = ["\n".join(document) for document in documents]
-    made = Input(source, "memory", "records", documents="", field="", split="", size=0)
+    memory = Input(source, "memory", Docstrings(), size=0)  # parts of it are lists of texts
     return [
-        Group([Part(made, texts[first : first + size], first + 1)])
+        Group([Part(memory, texts[first : first + size], first + 1)])
         for first in range(0, len(texts), size)
     ]
 

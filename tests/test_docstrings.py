@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from electra_jax.data import docstrings as module
-from electra_jax.data.docstrings import docstrings, fingerprint
+from electra_jax.data.formats import docstrings as module
+from electra_jax.data.formats.docstrings import Docstrings, docstrings
 from electra_jax.data.reader import documents
 from electra_jax.data.sources import parse
 
@@ -84,13 +84,13 @@ def test_docstrings_are_parsed_filtered_and_unique(tmp_path, monkeypatch, uncach
 
 
 def test_docstrings_leave_out_this_project():
-    repository = Path(module.__file__).parents[2]
+    repository = Path(module.__file__).parents[3]
     assert module._python_files(repository / "electra_jax" / "data")
     below_repository = module._python_files(repository)
     assert not any(path.parts[0] == "electra_jax" for path in below_repository)
 
 
 def test_fingerprint_names_versions_of_others_only():
-    packages = fingerprint()["packages"]
+    packages = Docstrings().fingerprint("docstrings", 0)["packages"]
     assert any(package.startswith("numpy==") for package in packages)
     assert not any(package.startswith("electra") for package in packages)

@@ -11,7 +11,7 @@ import pytest
 from ml_collections import ConfigDict
 from stdlib_text import stdlib_documents
 
-from electra_jax.data import docstrings
+from electra_jax.data.formats import docstrings
 from electra_jax.data.preparation import prepare, store_directory
 from electra_jax.data.store import unfinished
 from electra_jax.data.tokenizers.base import SPECIAL_TOKENS
@@ -235,7 +235,8 @@ def test_waiting_process_takes_over_from_one_that_dies(config):
         [
             sys.executable,
             "-c",
-            "import sys, time; from pathlib import Path; from electra_jax.prepare import _held\n"
+            "import sys, time; from pathlib import Path\n"
+            "from electra_jax.data.preparation import _held\n"
             "with _held(Path(sys.argv[1]), print): print('held', flush=True); time.sleep(60)",
             place,
         ],
@@ -324,10 +325,10 @@ def test_missing_vocabulary_names_the_field(config):
 
 def test_docstrings_belong_to_the_installed_packages(config, monkeypatch):
     found = [("package", "\n".join(document)) for document in stdlib_documents()]
-    monkeypatch.setattr("electra_jax.data.reader.docstrings", lambda: found)
+    monkeypatch.setattr(docstrings, "docstrings", lambda: found)
     config.source = "docstrings"
     store = prepare(config, QUIET)
     assert store.directory.name.startswith("docstrings-")
     assert prepare(config, QUIET).hash == store.hash
-    monkeypatch.setattr(docstrings, "fingerprint", lambda: {"python": "other", "packages": []})
+    monkeypatch.setattr(docstrings.platform, "python_version", lambda: "4.0.0")
     assert store_directory(config) != store.directory

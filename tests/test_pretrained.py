@@ -479,8 +479,8 @@ DAMAGE = {
         "hidden_size is '64'; allowed: a number",
     ),
     "a rate of 7": (config_json(hidden_dropout_prob=7), "hidden_dropout_prob is 7; allowed"),
-    "no JSON": (lambda path: (path / "config.json").write_text("{"), "not readable as JSON"),
-    "a list": (lambda path: (path / "config.json").write_text("[]"), "holds no JSON object"),
+    "no JSON": (lambda path: (path / "config.json").write_text("{"), "config.json: not JSON"),
+    "a list": (lambda path: (path / "config.json").write_text("[]"), "config.json: .* list"),
     "no config": (lambda path: (path / "config.json").unlink(), "config.json: cannot be read"),
     "a shard elsewhere": (
         shards(x="../part.safetensors"),

@@ -4,6 +4,7 @@ import fsspec
 import pytest
 
 from electra_jax.data import sources
+from electra_jax.data.opening import open_file
 from electra_jax.data.sources import Source, changed, fingerprint, inputs, parse, weights
 from electra_jax.errors import UserError
 
@@ -26,22 +27,19 @@ def test_entries_have_options_and_weights():
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("source", "facts"),
     [
-        ("", r"found ''; allowed are 'docstrings' or files"),
-        (" , ", r"allowed are 'docstrings' or files"),
-        ("a.txt#feld=x", r"'a\.txt#feld=x' has the option 'feld=x'; allowed: documents=, field="),
-        ("a.txt#field=", r"has the option 'field='"),
-        ("a.txt#documents=word", r"documents=word; allowed: blank_line, line, file"),
-        ("a.txt#weight=0", r"'a\.txt#weight=0': a weight is a number above 0"),
-        ("a.txt#weight=nan", r"a weight is a number above 0"),
-        ("a.txt#weight=inf", r"a weight is a number above 0"),
-        ("a.txt#weight=much", r"a weight is a number above 0"),
-        ("a.txt#weight=1,b.txt", r"b\.txt has no #weight=, but other entries have"),
+        ("", "''; .*'docstrings' or files"),
+        (" , ", "'docstrings' or files"),
+        ("a.txt#feld=x", r"'a\.txt#feld=x' .*'feld=x'; .*documents=, field=, split=, weight="),
+        ("a.txt#field=", "'field='"),
+        ("a.txt#documents=word", "documents=word; .*'blank_line', 'line', 'file'"),
+        *((f"a.txt#weight={bad}", "weight .* above 0") for bad in ("0", "nan", "inf", "much")),
+        ("a.txt#weight=1,b.txt", r"b\.txt .*#weight="),
     ],
 )
-def test_mistakes_in_a_source_are_named(source, message):
-    with pytest.raises(UserError, match=rf"^data\.source: .*{message}"):
+def test_mistakes_in_a_source_are_named(source, facts):
+    with pytest.raises(UserError, match=rf"^data\.source: .*{facts}"):
         parse(source)
 
 
@@ -52,36 +50,39 @@ def test_files_come_sorted_and_once(tmp_path):
     assert [os.path.basename(name) for name in found] == ["c.txt", "a.txt", "b.txt"]
 
 
-def test_format_follows_the_name(tmp_path):
+def test_format_follows_the_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where names of formats are names of files, too
     formats = {
-        "a.txt": "text",
-        "b": "text",
-        "c.XZ": "text",
-        "d.jsonl": "jsonl",
-        "e.ndjson.zst": "jsonl",
-        "f.JSONL.gz": "jsonl",
-        "g.parquet": "parquet",
-        "h.json.txt": "text",
+        "a.txt": "Text",
+        "c.XZ": "Text",
+        "d.jsonl": "JsonLines",
+        "docstrings.json.txt": "Text",
+        "e.ndjson.zst": "JsonLines",
+        "f.JSONL.gz": "JsonLines",
+        "g.parquet": "Parquet",
+        "parquet": "Text",
     }
     for name in formats:
         (tmp_path / name).touch()
-    found = inputs(parse(f"{tmp_path}/*"))
-    assert {os.path.basename(input.name): input.format for input in found} == formats
+    found = inputs(parse(",".join(formats) + ",docstrings,tfds:a"))
+    assert {input.name: type(input.format).__name__ for input in found} == {
+        **formats,
+        "docstrings": "Docstrings",
+        "tfds:a": "TensorFlowDataSet",
+    }
 
 
 @pytest.mark.parametrize("source", ["nowhere/*.txt", "pyproject.tom", "memory://nowhere/*.txt"])
 def test_no_match_names_the_field(source):
-    with pytest.raises(UserError, match=r"^data\.source: no file matches '"):
+    with pytest.raises(UserError, match=rf"^data\.source: .*'{source.replace('*', '.')}'"):
         inputs(parse(source))
 
 
 def test_option_that_has_no_meaning_is_refused(tmp_path):
     (tmp_path / "a.txt").touch()
-    with pytest.raises(
-        UserError, match=r"#field= has no meaning for .*a\.txt, which is read as text"
-    ):
+    with pytest.raises(UserError, match=r"#field= .*a\.txt.* text; allowed: documents, weight$"):
         inputs(parse(f"{tmp_path}/*.txt#field=body"))
-    with pytest.raises(UserError, match=r"#documents= has no meaning for docstrings"):
+    with pytest.raises(UserError, match=r"#documents= .*docstrings; allowed: weight$"):
         inputs(parse("docstrings#documents=line"))
 
 
@@ -90,16 +91,16 @@ def test_addresses_go_through_fsspec():
     bucket.pipe({"/bucket/b.txt": b"b", "/bucket/a.jsonl": b"{}", "/bucket/deep/c.txt": b"c"})
     assert names("memory://bucket/*") == ["memory:///bucket/a.jsonl", "memory:///bucket/b.txt"]
     [c] = inputs(parse("memory://bucket/deep/*"))
-    assert sources.open_file(c.name).read() == b"c"
+    assert open_file(c.name).read() == b"c"
     before = fingerprint(parse("memory://bucket/deep/*"))
     bucket.pipe("/bucket/deep/c.txt", b"d")
     assert changed(parse("memory://bucket/deep/*"), before) == "memory:///bucket/deep/c.txt"
 
 
-@pytest.mark.parametrize(("address", "message"), [("gs://a/b", "gcsfs"), ("xyz://a/b", "xyz")])
-def test_address_that_cannot_be_served_says_why(address, message, monkeypatch):
+@pytest.mark.parametrize(("address", "reason"), [("gs://a/b", "gcsfs"), ("xyz://a/b", "xyz")])
+def test_address_that_cannot_be_served_says_why(address, reason, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
-    with pytest.raises(UserError, match=rf"^data\.source: cannot open {address}: .*{message}"):
+    with pytest.raises(UserError, match=rf"^data\.source: .*{address}: .*{reason}"):
         inputs(parse(address))
 
 

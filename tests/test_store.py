@@ -15,7 +15,8 @@ from stores import groups, make_store
 
 from electra_jax.data import store as store_module
 from electra_jax.data import tokenizers
-from electra_jax.data.reader import Damage, Group
+from electra_jax.data.formats.base import Damage
+from electra_jax.data.reader import Group
 from electra_jax.data.store import Tokens, open_store, unfinished, verify
 from electra_jax.data.tokenizers.base import SPECIAL_TOKENS, Tokenizer
 from electra_jax.data.tokenizers.wordpiece import WordPiece

@@ -152,7 +152,7 @@ def _tokenizer(data_config: Any, entries: list[Source], log: Log) -> Tokenizer:
 
 def _summarize(summarize: Callable[[list[str]], Any], on_error: str, group: Group) -> Any:
     """What training a vocabulary needs to know of a group. Runs in a worker process."""
-    documents = take_apart(group, on_error).found
+    documents = take_apart(group, on_error).documents
     return summarize([line for _, lines in documents for line in lines])
 
 

@@ -44,7 +44,8 @@ from pathlib import Path
 import numpy as np
 
 from electra_jax.data import tokenizers
-from electra_jax.data.reader import Document, Group, logged, take_apart
+from electra_jax.data.formats.base import Document
+from electra_jax.data.reader import Group, logged, take_apart
 from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.data.workers import map_in_order
 from electra_jax.errors import UserError
@@ -210,21 +211,23 @@ def _encode(
 ) -> _Encoded:
     """Tokenises the documents of a group, which may be all there is. Runs in a worker process."""
     tokenizer = _load_tokenizer(tokenizer_directory)
-    documents = take_apart(group, on_error)
-    found = documents.found
-    if is_all and len(found) == 1 and sum(map(len, found[0][1])) > 1:
-        [(source, document)] = found
-        found = [(source, part) for part in _parted(document, held_out)]
+    content = take_apart(group, on_error)
+    documents = content.documents
+    if is_all and len(documents) == 1 and sum(map(len, documents[0][1])) > 1:
+        [(source, document)] = documents
+        documents = [(source, part) for part in _parted(document, held_out)]
         splits = SPLITS
     else:
-        splits = ["held_out" if _is_held_out(lines, held_out) else "train" for _, lines in found]
+        splits = [
+            "held_out" if _is_held_out(lines, held_out) else "train" for _, lines in documents
+        ]
     counts = _no_counts(num_sources)
-    counts["read"]["divided"] = documents.divided
-    counts["dropped"] = dropped = documents.dropped
+    counts["read"]["divided"] = content.divided
+    counts["dropped"] = dropped = content.dropped
     ids = {split: [] for split in SPLITS}  # of the lines that have any
     sizes = {split: [] for split in SPLITS}  # of the documents
-    encoded = iter(tokenizer.encode_batch([line for _, lines in found for line in lines]))
-    for (source, document), split in zip(found, splits, strict=True):
+    encoded = iter(tokenizer.encode_batch([line for _, lines in documents for line in lines]))
+    for (source, document), split in zip(documents, splits, strict=True):
         lines = [ids for ids in islice(encoded, len(document)) if ids]
         characters = sum(map(len, document))
         counts["read"]["documents"] += 1
@@ -248,7 +251,7 @@ def _encode(
             "words": int(np.count_nonzero(tokenizer.starts_word[tokens])),
             "unknown": int(np.count_nonzero(tokens == tokenizer.unk_id)),
         }
-    return _Encoded(arrays, counts, documents.damage)
+    return _Encoded(arrays, counts, content.damage)
 
 
 _load_tokenizer = functools.cache(tokenizers.load)

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from electra_jax.data.sources import COMPRESSED, open_file
+from electra_jax.data.opening import COMPRESSED, open_file
 from electra_jax.data.text import read_lines, read_text
 from electra_jax.errors import UserError
 from electra_jax.finetune.sentences import Example, Label, SentenceTask, text, value

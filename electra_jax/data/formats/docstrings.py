@@ -12,9 +12,21 @@ import platform
 import sysconfig
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from electra_jax.data.formats.base import (
+    Damage,
+    Document,
+    Format,
+    Input,
+    Limits,
+    Part,
+    Parts,
+    record_parts,
+    take_records_apart,
+)
 from electra_jax.data.workers import map_in_order
 
 _FILES_AT_ONCE = 64
@@ -38,21 +50,34 @@ def docstrings() -> list[tuple[str, str]]:
     return [(package, text) for text, package in packages.items()]
 
 
-def fingerprint() -> dict:
-    """The versions of Python and of the installed packages, as JSON.
+@dataclass(frozen=True)
+class Docstrings(Format):
+    """Each docstring is a document."""
 
-    Not of this one, so that working on it changes nothing.
-    """
-    packages = {
-        f"{distribution.name}=={distribution.version}"
-        for distribution in importlib.metadata.distributions()
-        if distribution.name.replace("-", "_") != _own_package().name
-    }
-    return {"python": platform.python_version(), "packages": sorted(packages)}
+    def parts(self, input: Input, limits: Limits) -> Parts:
+        """See `Format.parts`."""
+        texts = [text for _, text in docstrings()]
+        return record_parts(input, len(texts), lambda numbers: texts[numbers.start : numbers.stop])
+
+    def take_apart(self, part: Part, limits: Limits) -> Iterator[Document | Damage]:
+        """See `Format.take_apart`."""
+        return take_records_apart(part, limits)
+
+    def fingerprint(self, name: str, size: int) -> dict:
+        """The versions of Python and of the installed packages.
+
+        That of this package is left out, so that working on it changes nothing.
+        """
+        packages = {
+            f"{distribution.name}=={distribution.version}"
+            for distribution in importlib.metadata.distributions()
+            if distribution.name.replace("-", "_") != _own_package().name
+        }
+        return {"name": name, "python": platform.python_version(), "packages": sorted(packages)}
 
 
 def _own_package() -> Path:
-    return Path(__file__).parent.parent
+    return Path(__file__).parents[2]
 
 
 def _roots() -> list[Path]:

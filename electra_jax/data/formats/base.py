@@ -1,0 +1,213 @@
+"""What a format is, and what formats share.
+
+Reading has two halves. The first runs in one process: it cuts an input into parts of about a MiB,
+without looking at it more closely than needed to cut between two documents. The second runs in many
+(electra_jax.data.workers): it decodes parts and finds their documents and lines. So one large file
+keeps as many cores busy as many small ones, and memory does not grow with the corpus.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from electra_jax.data.opening import open_file, reason
+from electra_jax.settings import setting
+
+Document = list[str]  # its lines, stripped, none of them empty
+Record = tuple[int, dict[str, Any]]  # the number of its line or row, from 1; values by name
+
+RECORDS = 256  # in a part
+_END_BYTES = 2**20  # of a file, that go into its fingerprint
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes in bytes that bound the memory of reading.
+
+    Attributes:
+      read: taken from a stream at once.
+      part: of a part, about.
+      document: a longer one is divided between two lines, or between two words where a line is
+        that long. Nothing is left out: each share goes on as a document.
+      record: a longer line is hardly a record of JSON lines.
+    """
+
+    read: int = 2**16
+    part: int = 2**20
+    document: int = 2**22
+    record: int = 2**28
+
+
+LIMITS = Limits()
+
+
+class Format(ABC):
+    """How inputs of one kind are read. Formats are dataclasses; their fields are their options.
+
+    Attributes:
+      suffixes: how the names of its files end; empty if it is not kept in files, but named by its
+        key in `FORMATS`.
+      records: for formats of records, a function from the name of a file to all of its records.
+        It raises UserError where the file cannot be read or a record is malformed.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    records: ClassVar[Callable[[str], Iterator[Record]] | None] = None
+
+    @abstractmethod
+    def parts(self, input: "Input", limits: Limits) -> "Parts":
+        """Cuts an input into parts.
+
+        Yields:
+          Parts in order, with `Damage` last where the input cannot be read to its end; and with
+          each the share of the input that has been read so far.
+        """
+
+    @abstractmethod
+    def take_apart(self, part: "Part", limits: Limits) -> "Iterator[Document | Damage]":
+        """Yields the documents of a part, and `Damage` in place of what cannot be used."""
+
+    def key(self, name: str) -> str:
+        """A key that is the same for two entries of the source that name the same input."""
+        return name
+
+    def fingerprint(self, name: str, size: int) -> dict:
+        """Identifies an input, as JSON, without reading all of it.
+
+        A file is known by its size and the hash of its first and last MiB: unlike a modification
+        time, these survive copying to another machine.
+        """
+        try:
+            with open_file(name) as file:
+                ends = hashlib.sha256(file.read(_END_BYTES))
+                file.seek(max(_END_BYTES, size - _END_BYTES))
+                ends.update(file.read())
+        except OSError as error:
+            # Reading it will say so, or count it.
+            return {"name": name, "error": type(error).__name__}
+        return {"name": name, "bytes": size, "sha256_of_ends": ends.hexdigest()}
+
+
+@dataclass(frozen=True)
+class Input:
+    """Something to be read in one go.
+
+    Attributes:
+      source: number of the entry that named it.
+      name: path or address of a file, name of a data set, or `docstrings`.
+      format: how it is read, with the options of the entry.
+      size: in bytes, as far as known. For progress.
+    """
+
+    source: int
+    name: str
+    format: Format
+    size: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some whole documents of an input, not taken apart yet.
+
+    Attributes:
+      input: what they are from.
+      content: encoded text (formats `text` and `jsonl`), or a list of the texts of records.
+      first: the number of the first line or record, counted from 1.
+      divided: whether the last document goes on in the next part.
+    """
+
+    input: Input
+    content: bytes | list[Any]
+    first: int
+    divided: bool = False
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Something that cannot be used: why, and the message that names its place."""
+
+    reason: str
+    message: str
+
+
+Parts = Iterator[tuple[Part | Damage, float]]
+
+
+def unreadable(input: Input, read: int, unit: str, error: Exception) -> Damage:
+    """The damage of an input of which only the first `read` units could be read."""
+    if isinstance(error, IsADirectoryError):
+        message = f"{input.name} is a directory; name its files, such as {input.name}/*.txt"
+    else:
+        place = f"beyond {unit} {read}" if read else "at all"
+        message = f"{input.name}: cannot be read {place}: {reason(error)}"
+    return Damage("inputs that cannot be read to their end", message)
+
+
+def record_parts(input: Input, count: int, fetch: Callable[[range], list]) -> Parts:
+    """Parts of `count` records, whose texts `fetch` gives by their numbers from 0."""
+    for begin in range(0, count, RECORDS):
+        numbers = range(begin, min(begin + RECORDS, count))
+        try:
+            texts = fetch(numbers)
+        except Exception as error:  # of whatever reads the data set
+            yield unreadable(input, begin, "record", error), 1.0
+            return
+        yield Part(input, texts, begin + 1), numbers.stop / count
+
+
+def take_records_apart(part: Part, limits: Limits) -> Iterator[Document | Damage]:
+    """As `Format.take_apart`, for parts whose content is a list of texts."""
+    for number, text in enumerate(part.content, part.first):
+        yield from text_documents(text, f"{part.input.name}: record {number}", limits)
+
+
+def text_documents(text: Any, place: str, limits: Limits) -> Iterator[Document | Damage]:
+    """The text of a record as a document, or as several if it is too long. None is no text."""
+    text = "" if text is None else text
+    if not isinstance(text, str | bytes):
+        yield Damage("records that hold no text", f"{place} holds no text but {type(text)}")
+        return
+    try:
+        content = text.encode() if isinstance(text, str) else text
+        content.decode()
+    except UnicodeError as error:  # not UTF-8, or half of a surrogate pair
+        yield Damage("records that are not UTF-8", f"{place} is not UTF-8: {error}")
+        return
+    while len(content) > limits.document:
+        cut = division(content[: limits.document])
+        yield _document(content[:cut])
+        content = content[cut:]
+    yield _document(content)
+
+
+def _document(content: bytes) -> Document:
+    return [line for line in map(str.strip, lines_of(content)) if line]
+
+
+def lines_of(content: bytes) -> list[str]:
+    """The lines of UTF-8 text, whose ends may be those of Unix, Windows or old Macs."""
+    return content.decode().replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
+def division(content: bytes) -> int:
+    """Where a text that is too long is divided: its last line, word or character begins there."""
+    for ends in (b"\n", b"\r", b" ", b"\t"):
+        if cut := content.rfind(ends) + 1:
+            return cut
+    cut = len(content) - 1
+    while cut > len(content) - 4 and content[cut] & 0xC0 == 0x80:  # inside a UTF-8 character
+        cut -= 1
+    return cut
+
+
+@dataclass(frozen=True)
+class Records(Format):
+    """A format of records, one field of which holds the text of a document."""
+
+    field: str = setting("text", "the field of a record that holds its text")
+
+    def take_apart(self, part: Part, limits: Limits) -> Iterator[Document | Damage]:
+        """See `Format.take_apart`."""
+        return take_records_apart(part, limits)
