@@ -207,7 +207,7 @@ PROGRAM = """
 import json, os, signal, sys
 from pathlib import Path
 from stores import make_store
-from electra_jax.data import store, tokenizer
+from electra_jax.data import store, tokenizers
 
 def killed(writers, real=store._write_json):
     def write(path, content):
@@ -220,7 +220,7 @@ if __name__ == "__main__":
     store.SHARD_TOKENS = 1000
     store._write_json = killed(store._write_json)
     directory = Path(sys.argv[1])
-    made = tokenizer.load(directory.parent / "tokenizer")
+    made = tokenizers.load(directory.parent / "tokenizer")
     documents = json.loads((directory.parent / "documents.json").read_text())
     make_store(directory, documents, made, size=10)
 """
