@@ -367,7 +367,10 @@ def test_mistakes_are_one_line(pretrained, store, monkeypatch, capfd, tmp_path):
         ([f"--workdir={path}"], "--mode is missing; allowed for .*: detect, fill, embed"),
         ([f"--workdir={path}", "--mode=fil"], "--mode is 'fil'; allowed"),
         ([f"--workdir={path}", "--mode=embed", "--replace"], "--replace is for --mode=detect only"),
-        ([f"--workdir={path}", "--mode=embed", "--sentences"], "--sentences is for runs that tag"),
+        (
+            [f"--workdir={path}", "--mode=embed", "--sentences"],
+            "--sentences is for fine-tuned runs",
+        ),
         ([f"--workdir={path}", "--mode=embed", "--output=x.npy"], "--output is given without"),
         ([f"--workdir={path}", "--mode=embed", new, "--output=x.pt"], "that end in .npy, .jsonl"),
         ([f"--workdir={path}", "--mode=embed", new], "no column 'text'; found a, b"),

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from electra_jax.config import get_config
 from electra_jax.data import tokenizers
 from electra_jax.data.text import read_lines
@@ -25,14 +27,38 @@ from electra_jax.finetune.sentences import text
 from electra_jax.finetune.tables import is_json_lines, read_table
 from electra_jax.finetune.task import TRAIN, Task
 from electra_jax.inference.configuration import load_config
+from electra_jax.inference.request import Answer, Model, Request
 from electra_jax.run.workdir import chosen_step
 from electra_jax.sharding.mesh import everywhere, make_mesh
 from electra_jax.training.checkpoint import restore_params
 from electra_jax.training.prediction import make_predict, predict_rows
 
-Answer = dict[str, Any]  # fit for JSON
 Respond = Callable[[Sequence[Any]], list[Answer]]
 SPAN = ("start", "end", "probability")
+
+
+class FineTuned(Model):
+    """A fine-tuned run, which answers with what it was trained for."""
+
+    flags = ("sentences",)
+
+    def __init__(self, config: ConfigDict, request: Request):
+        self.task, self._respond = load(request.workdir, request.step, request.batch_size)
+        self.has_sentences = request.sentences
+        if request.sentences and self.task.head.kind != "tagging":
+            raise UserError("--sentences is for runs that tag words only")
+
+    def read(self, path: str) -> list[Any]:
+        """The examples of a file, see `read`."""
+        return read(self.task, path, self.has_sentences)
+
+    def example(self, number: int, values: dict[str, Any], where: str) -> Any:
+        """The example that a JSON object stands for, see `example`."""
+        return example(self.task, number, values, where)
+
+    def respond(self, examples: Sequence[Any]) -> list[Answer]:
+        """What the network predicts for each example, in words."""
+        return self._respond(examples)
 
 
 def load(workdir: Path, step: int | None, batch_size: int) -> tuple[Task, Respond]:

@@ -1,59 +1,67 @@
 """Texts in, answers out: files, standard input and the formats of answers."""
 
-import dataclasses
 import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from electra_jax.errors import UserError
+from electra_jax.files import write_bytes
+from electra_jax.inference.configuration import load_config
+from electra_jax.inference.finetuned import FineTuned
+from electra_jax.inference.pretrained import MODES
+from electra_jax.inference.request import Answer, Model, Request, check
+from electra_jax.reporting import gallery
 
-Answer = dict[str, Any]
 
+def serve(request: Request) -> None:
+    """Answers a file, or standard input line by line.
 
-@dataclasses.dataclass(frozen=True)
-class Model:
-    """What answers.
-
-    Attributes:
-      read: the examples of a file.
-      example: (number, JSON object, where it is from) to an example.
-      respond: answers to examples, in order.
-      summary: a line about all answers, or "".
+    Raises:
+      UserError: the request does not fit the run, or cannot be met.
     """
-
-    read: Callable[[str], list]
-    example: Callable[[int, dict, str], Any]
-    respond: Callable[[Sequence], list[Answer]]
-    summary: Callable[[], str] = lambda: ""
-
-
-def read_texts_or_store(path: str) -> Any:
-    """As `read_texts`; or the token store at `path`."""
-    if Path(path, "manifest.json").exists():
-        from electra_jax.data.store import open_store
-
-        return open_store(path)
-    return read_texts(path)
-
-
-def read_texts(path: str) -> list[str]:
-    """The lines of a text file, or the column `text` of a table."""
-    from electra_jax.data.text import read_lines
-    from electra_jax.finetune.sentences import text
-    from electra_jax.finetune.tables import is_table, read_table
-
-    if not is_table(path):
-        return read_lines(path)
-    return [text(values, "text", f"{path}, line {line}") for line, values in read_table(path)]
+    config = load_config(request.workdir)
+    kind = model_of(config.task, request)
+    by_mode = {f"--mode={mode}": other for mode, other in MODES.items()}
+    check(request, kind, by_mode | {"fine-tuned runs": FineTuned})
+    model = kind(config, request)
+    if request.input == "-":
+        answer_lines(model, sys.stdin.buffer)
+    else:
+        examples = model.read(request.input)
+        answers = [] if examples == [] else model.respond(examples)
+        write(answers, request.output, request.mode)
+    if line := model.summary():
+        print(line, file=sys.stderr if request.output == "-" else sys.stdout)
 
 
-def answer_lines(model: Model, lines: Iterator[bytes]) -> None:
+def model_of(task: str, request: Request) -> type[Model]:
+    """The model by which a run of this `config.task` answers.
+
+    Raises:
+      UserError: the mode that is asked for is not among them.
+    """
+    names = ", ".join(MODES)
+    if task == "finetune":
+        if request.mode:
+            raise UserError(
+                f"--mode is {request.mode!r}, but {request.workdir} is fine-tuned and does what it "
+                f"was trained for; {names} are for pre-training runs"
+            )
+        return FineTuned
+    if request.mode not in MODES:
+        found = f"is {request.mode!r}" if request.mode else "is missing"
+        raise UserError(
+            f"--mode {found}; allowed for {request.workdir}, a pre-training run: {names}"
+        )
+    return MODES[request.mode]
+
+
+def answer_lines(model: Model, lines: Iterable[bytes]) -> None:
     """Answer every line as soon as it is there."""
     for number, line in enumerate(lines):
         where = f"line {number + 1}"
@@ -77,9 +85,6 @@ def parsed(line: bytes, where: str) -> dict:
 
 def write(answers: Sequence[Answer], output: str, mode: str) -> None:
     """Write all answers, as a whole or not at all, in the format that the ending says."""
-    from electra_jax.files import write_bytes
-    from electra_jax.reporting import gallery
-
     if output == "-" and mode == "detect" and sys.stdout.isatty() and "NO_COLOR" not in os.environ:
         for answer in answers:
             print(gallery.as_terminal(answer["tokens"]))
@@ -103,7 +108,7 @@ def write(answers: Sequence[Answer], output: str, mode: str) -> None:
 
 def page(answers: Sequence[Answer]) -> str:
     """Shaded texts as a page that needs nothing else."""
-    from electra_jax.reporting import gallery, page
+    from electra_jax.reporting import page
 
     body = "".join(gallery.as_html(answer["tokens"]) for answer in answers)
     note = "The darker a token, the more the discriminator takes it for a replacement."
