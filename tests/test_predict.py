@@ -369,7 +369,7 @@ def test_mistakes_are_one_line(pretrained, store, monkeypatch, capfd, tmp_path):
         ([f"--workdir={path}", "--mode=embed", "--replace"], "--replace is for --mode=detect only"),
         (
             [f"--workdir={path}", "--mode=embed", "--sentences"],
-            "--sentences is for fine-tuned runs",
+            "--sentences is for fine-tuned",
         ),
         ([f"--workdir={path}", "--mode=embed", "--output=x.npy"], "--output is given without"),
         ([f"--workdir={path}", "--mode=embed", new, "--output=x.pt"], "that end in .npy, .jsonl"),
