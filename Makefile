@@ -5,7 +5,7 @@ PIP = $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 CONFIG ?= configs/tiny.py
 GLUE ?= glue
 
-.PHONY: pretrain test test-slow test-paper test-interop soak test-newest lint format benchmark \
+.PHONY: pretrain test test-quick test-slow test-paper test-interop soak test-newest lint format benchmark \
         benchmark-finetune benchmark-data benchmark-progress tpu-table clean
 
 pretrain: $(VENV)/installed  ## set up, then pre-train CONFIG on this machine
@@ -14,6 +14,9 @@ pretrain: $(VENV)/installed  ## set up, then pre-train CONFIG on this machine
 # Two processes: compiling keeps one core busy at most, and each takes gigabytes.
 test: $(VENV)/installed  ## set up, then run the tests
 	$(VENV)/bin/python -m pytest --numprocesses=2 --dist=loadfile
+
+test-quick: $(VENV)/installed  ## for daily work: what starts no other process and takes no minute
+	$(VENV)/bin/python -m pytest --numprocesses=2 -m "not slow and not interop and not process"
 
 test-slow: $(VENV)/installed  ## the tests that take minutes
 	$(VENV)/bin/python -m pytest -m slow
@@ -42,6 +45,7 @@ test-newest:
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports  # the order of the rooms, see pyproject.toml
 
 format: $(VENV)/installed
 	$(VENV)/bin/ruff check --fix .

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-TEST = ["beartype", "pytest", "pytest-xdist", "pyyaml", "ruff"]
+TEST = ["beartype", "import-linter", "pytest", "pytest-xdist", "pyyaml", "ruff"]
 
 setup(
     name="electra_jax",
@@ -17,11 +17,13 @@ setup(
     python_requires=">=3.11",
     install_requires=[
         "absl-py",
+        "filelock",
         "flax>=0.12.8",
         "fsspec",
         "grain>=0.2.18",
         "jax>=0.10.2",
         "jaxtyping",
+        "jinja2",
         "matplotlib",
         "ml_collections>=1.1",
         "numpy",
@@ -29,12 +31,15 @@ setup(
         "orbax-checkpoint>=0.12.8",
         "protobuf",
         "pyarrow",
+        "rich",
         "safetensors",
+        "scikit-learn",
         "scipy",
         "sentencepiece>=0.2.2",
         "tensorboardX",
         "tensorflow-datasets",
         "tokenizers>=0.23",
+        "zstandard",
     ],
     extras_require={
         "gpu": ["jax[cuda13]"],
