@@ -115,13 +115,16 @@ def test_newest_are_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "metric, values, best",
-    [("eval/rtd_auc", (0.5, 0.9, 0.7, 0.6, 0.8), 2), ("eval/loss", (5.0, 4.0, 2.0, 3.0, 6.0), 3)],
+    "metric, sign, values, best",
+    [
+        ("eval/rtd_auc", 1, (0.5, 0.9, 0.7, 0.6, 0.8), 2),
+        ("eval/loss", -1, (5.0, 4.0, 2.0, 3.0, 6.0), 3),
+    ],
 )
-def test_best_is_kept_beside_the_newest_even_after_resuming(metric, values, best, tmp_path):
+def test_best_is_kept_beside_the_newest_even_after_resuming(metric, sign, values, best, tmp_path):
     state = make_state(abstract_state("1 device"))
     for first, last in ((1, 4), (4, 6)):
-        with Checkpoints(tmp_path, "hash", keep=1, keep_best=metric) as checkpoints:
+        with Checkpoints(tmp_path, "hash", keep=1, keep_best=metric, sign=sign) as checkpoints:
             for step in range(first, last):
                 checkpoints.save(step, state, {metric: values[step - 1]}, {})
     assert steps(tmp_path) == sorted({best, 5})

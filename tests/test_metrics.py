@@ -1,14 +1,24 @@
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 
+from electra_jax.errors import UserError
+from electra_jax.objectives.adversarial import AdversarialTokenDetection
+from electra_jax.objectives.electra import ReplacedTokenDetection
 from electra_jax.objectives.metrics import (
     SCORE_BINS,
     SCORE_RANGE,
     area_under_curve,
     score_histogram,
+    sign_of,
     summarize,
 )
+from electra_jax.objectives.mlm import MaskedLanguageModel
+from electra_jax.training.step import eval_step
 
 
 def pairwise_area(scores: np.ndarray, labels: np.ndarray) -> float:
@@ -101,3 +111,33 @@ def test_summary_of_scores_is_their_area():
     counts = histogram([0.0, 1.0, 1.0, 2.0], [0, 0, 1, 1])
     values = summarize({"rtd_auc": counts}, {})
     assert values == {"loss": 0.0, "rtd_auc": 3.5 / 4}
+
+
+def test_the_best_checkpoint_can_be_that_of_a_metric_with_a_direction():
+    assert sign_of(ReplacedTokenDetection.metrics, "eval/rtd_auc") == 1
+    assert sign_of(ReplacedTokenDetection.metrics, "eval/rtd_loss") == -1
+    uniform = tiny.objective(loss={"frequencies": (1.0,) * tiny.VOCAB})
+    for metrics, name in (
+        (ReplacedTokenDetection.metrics, "eval/rtd_precision"),
+        (MaskedLanguageModel.metrics, "eval/rtd_auc"),
+        (AdversarialTokenDetection.metrics, "eval/loss"),
+        (uniform.measured, "eval/mlm_loss"),
+        (uniform.measured, "rtd_auc"),
+    ):
+        with pytest.raises(
+            UserError, match=rf"config.checkpoint.keep_best is '{name}'; allowed.*eval/"
+        ):
+            sign_of(metrics, name)
+
+
+@pytest.mark.parametrize("kind", ["electra", "mlm", *tiny.VARIANTS])
+def test_objectives_list_all_that_they_measure(kind):
+    objective, batch = tiny.objective(kind), tiny.packed(8)
+    sums = jax.eval_shape(
+        functools.partial(eval_step, objective=objective),
+        objective.structure(),
+        batch,
+        np.uint32(0),
+    )
+    assert {*sums} | {"loss"} == {*objective.measured}
+    assert {*objective.loss_terms} <= {*objective.measured}

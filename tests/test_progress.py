@@ -8,6 +8,7 @@ import pytest
 
 from electra_jax.monitoring import progress
 from electra_jax.monitoring.progress import Progress, add_up, compilations, duration
+from electra_jax.objectives.electra import ReplacedTokenDetection
 
 TOKENS = 100.0
 SPEED = {"tokens_per_second", "input_wait", "mfu"}
@@ -31,6 +32,7 @@ class Run:
             write=lambda step, values: self.written.append((step, values)),
             console=types.SimpleNamespace(is_live=False, log=self.lines.append),
             checkpoint_every=500,
+            shown=ReplacedTokenDetection.metrics,
             **options,
         )
 
@@ -364,7 +366,7 @@ def test_what_looks_wrong_is_said_in_words(monkeypatch):
     run.step(2)
     run.progress.write_evaluation(2, {"eval/loss": 1.0})
     warnings = [line for line in run.lines if line.startswith("warning")]
-    assert warnings == ["warning: grad_norm at 1", "warning: eval/loss at 2"]
+    assert warnings == ["warning: step 1: grad_norm at 1", "warning: step 2: eval/loss at 2"]
 
 
 def test_all_steps_are_estimated_once(monkeypatch):

@@ -104,7 +104,7 @@ def test_output_to_a_pipe_is_plain_lines_and_has_what_looks_wrong(straight):
     for part in ("mesh data 1 x fsdp 1 x tensor 1", "GFLOP per token", "all 20 steps take"):
         assert part in straight.stdout
     assert re.search(
-        r"warning: the discriminator still finds no replaced token at step 8 ", straight.stdout
+        r"warning: step 8: the discriminator still finds no replaced token ", straight.stdout
     )
     assert "next checkpoint at 14" in straight.stdout
 
@@ -318,7 +318,7 @@ def test_a_run_without_a_loss_is_warned_of_in_words(
 ):
     flags = [f"--config.{flag}=0", "--config.num_train_steps=7"]
     assert run_here(monkeypatch, place, flag, *flags) == 0
-    assert f"warning: {sentence}" in capfd.readouterr().out
+    assert re.search(f"warning: step 7: {sentence}", capfd.readouterr().out)
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ Losses are means over examples (over words in tagging); the original's are sums 
 """
 
 import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,7 @@ from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.modeling.params import Params
 from electra_jax.objectives.base import Batch, Sums, binary_cross_entropy, context, pair
+from electra_jax.objectives.metrics import Metric
 from electra_jax.objectives.schedules import Step
 
 Outputs = dict[str, Array]
@@ -28,6 +31,20 @@ class FineTuning:
 
     encoder: EncoderConfig
     head: HeadConfig
+
+    metrics: ClassVar[dict[str, Metric]] = {
+        "loss": Metric(
+            "Loss", "nats; of a regression, squared error", better="lower", console="loss"
+        ),
+        "start_loss": Metric("start", "nats", figure="Losses of question answering"),
+        "end_loss": Metric("end", "nats", figure="Losses of question answering"),
+        "answerable_loss": Metric("answerable", "nats", figure="Losses of question answering"),
+        "accuracy": Metric("accuracy", better="higher", console="acc", figure="Scores"),
+    }
+
+    def symptoms(self, logged: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, str]]:
+        """Nothing is known of how fine-tuning goes wrong."""
+        return iter(())
 
     @property
     def dtype(self) -> DTypeLike:

@@ -26,6 +26,7 @@ from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.modeling.flops import encoder_flops
 from electra_jax.modeling.params import Params, path_name
 from electra_jax.monitoring.writer import read_metrics
+from electra_jax.objectives.metrics import Metric
 from electra_jax.run.interruption import Interruption
 from electra_jax.run.workdir import RESULTS, check, steps_in, write_run_files
 from electra_jax.sharding.mesh import make_mesh
@@ -37,6 +38,20 @@ from electra_jax.training.prediction import Predict, make_predict, predict_rows
 from electra_jax.training.program import Program, make_trials_program, program_of
 
 Predictions = dict[str, list]  # of each split
+SCORES = {
+    name: Metric(label, better="higher", console=console, figure="Scores", tile="{:.4g}")
+    for name, label, console in (
+        ("accuracy", "accuracy", "acc"),
+        ("f1", "F1", "f1"),
+        ("macro_f1", "macro F1", ""),
+        ("micro_f1", "micro F1", ""),
+        ("matthews", "Matthews' correlation", "matthews"),
+        ("spearman", "Spearman's correlation", "spearman"),
+        ("pearson", "Pearson's correlation", ""),
+        ("exact", "exact match", "exact"),
+        ("exact_match", "exact match", ""),
+    )
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -425,6 +440,7 @@ def make_job(
         initial,
         facts,
         flops_per_token,
+        work.objective.metrics | SCORES,
         keep_best=f"eval/{work.task.main_metric}" if config.checkpoint.keep_best else "",
         patience=config.patience,
     )

@@ -93,6 +93,8 @@ def make_job(config: ConfigDict, is_new: bool, log: Log) -> Job:
     is_unigram = config.generator.kind == "unigram"
     counts = store.token_counts("train") if is_unigram else None
     objective = make_objective(config, store.tokenizer, counts)
+    if config.checkpoint.keep_best:
+        metrics.sign_of(objective.measured, config.checkpoint.keep_best)
     initial: dict[str, np.ndarray] = {}
     if is_new and config.init_from:
         initial |= load_networks(config, objective, store.tokenizer, log)
@@ -137,14 +139,10 @@ def make_job(config: ConfigDict, is_new: bool, log: Log) -> Job:
         initial,
         describe(config, store.manifest["splits"], rows, held_out, flops_per_token),
         flops_per_token,
+        objective.measured,
         keep_best=config.checkpoint.keep_best,
-        watch=health.Watch(
-            store.tokenizer.vocab_size,
-            health.begin_of(
-                config.num_train_steps, config.optimizer.warmup_steps, objective.switch_step
-            ),
-            trains_generator=config.generator.kind == "learned"
-            and (config.algorithm != "two_stage" or config.generator.mle_steps > 0),
+        learned_from=health.begin_of(
+            config.num_train_steps, config.optimizer.warmup_steps, objective.switch_step
         ),
         show=make_show(config, objective, store.tokenizer, held_out),
     )

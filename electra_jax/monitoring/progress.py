@@ -7,7 +7,7 @@ last one has been dispatched; then the whole window is fetched at once.
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from electra_jax.monitoring.console import Console
 from electra_jax.objectives import metrics
 from electra_jax.objectives.base import Sums
+from electra_jax.objectives.metrics import Metric
 
 HostBatch = dict[str, np.ndarray]
 Watch = Callable[[int, dict[str, float]], Iterable[str]]
@@ -23,24 +24,6 @@ COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 SLOW_INPUT = 0.2  # share of a window's time from which on a person is told
 REDRAWN = 0.2  # seconds after which the status on a terminal is drawn anew
 BAR = 30  # characters
-SHOWN = {  # metric to its name on the console
-    "loss": "loss",
-    "mlm_loss": "mlm",
-    "mlm_accuracy": "mlm acc",
-    "rtd_loss": "rtd",
-    "reconstruction_loss": "reconstruction",
-    "reconstruction_accuracy": "reconstruction acc",
-    "rtd_auc": "auc",
-    "rtd_precision": "precision",
-    "rtd_recall": "recall",
-    "replaced_fraction": "replaced",
-    "reward": "reward",
-    "accuracy": "acc",
-    "f1": "f1",
-    "matthews": "matthews",
-    "spearman": "spearman",
-    "exact": "exact",
-}
 
 
 class Progress:
@@ -54,6 +37,7 @@ class Progress:
       write: receives step and metrics of every window and evaluation.
       console: where to.
       checkpoint_every: steps.
+      shown: the metrics that may have a place on the console, by name.
       watch: (step, metrics) to sentences about what looks wrong, see `health`.
       max_skipped: updates in a row that may be skipped because they are not finite.
       saved: what `to_save` has returned before the run was interrupted.
@@ -68,6 +52,7 @@ class Progress:
         write: Callable[[int, dict[str, float]], None],
         console: Console,
         checkpoint_every: int,
+        shown: Mapping[str, Metric],
         watch: Watch = lambda step, values: (),
         max_skipped: int = 0,
         saved: dict | None = None,
@@ -80,6 +65,7 @@ class Progress:
         self.console = console
         self.log = console.log
         self.checkpoint_every = checkpoint_every
+        self.shown = shown
         self.watch = watch
         self.max_skipped = max_skipped
         self.window: list[tuple[int, Sums]] = []
@@ -240,7 +226,7 @@ class Progress:
             speed.append(f"{values['tokens_per_second']:,.0f} tokens/s")
         if "mfu" in values:
             speed.append(f"mfu {values['mfu']:.1%}")
-        metrics = [*shown(values, "train/"), *speed]
+        metrics = [*shown(self.shown, values, "train/"), *speed]
         if self.console.is_live:
             self.status["window"] = "  ".join([f"to step {step:,}:", *metrics])
             self.draw(step)
@@ -270,7 +256,7 @@ class Progress:
     def warn(self, step: int, values: dict[str, float]) -> None:
         """Say so where something looks wrong."""
         for sentence in self.watch(step, values):
-            self.log(f"warning: {sentence}")
+            self.log(f"warning: step {step:,}: {sentence}")
 
     def write_evaluation(self, step: int, results: dict[str, float]) -> None:
         """Write and print held-out metrics; `results` carry their `eval/` prefix.
@@ -284,7 +270,7 @@ class Progress:
                 "step"
             )
         self.write(step, results)
-        line = "  ".join([f"held out at step {step:,}:", *shown(results, "eval/")])
+        line = "  ".join([f"held out at step {step:,}:", *shown(self.shown, results, "eval/")])
         self.status["evaluation"] = line
         self.log(line)
         self.warn(step, results)
@@ -312,12 +298,12 @@ def add_up(sums: Iterable[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return totals
 
 
-def shown(values: dict[str, float], prefix: str) -> list[str]:
-    """The metrics worth a place on the console."""
+def shown(metrics: Mapping[str, Metric], values: dict[str, float], prefix: str) -> list[str]:
+    """The values of the metrics worth a place on the console."""
     return [
-        f"{label} {values[prefix + name]:.4g}"
-        for name, label in SHOWN.items()
-        if prefix + name in values
+        f"{metric.console} {values[prefix + name]:.4g}"
+        for name, metric in metrics.items()
+        if metric.console and prefix + name in values
     ]
 
 

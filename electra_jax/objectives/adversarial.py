@@ -7,7 +7,7 @@ is taken off to lower the variance.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from electra_jax.objectives.base import Batch, Sums, context, pair
 from electra_jax.objectives.corruption import require_second_stage
 from electra_jax.objectives.electra import ReplacedTokenDetection, rtd_cross_entropy
 from electra_jax.objectives.masking import Masked, Vocabulary
+from electra_jax.objectives.metrics import Metric
 from electra_jax.objectives.mlm import mlm_sums
 from electra_jax.objectives.schedules import Step, at
 from electra_jax.settings import Config
@@ -37,6 +38,14 @@ class AdversarialTokenDetection(ReplacedTokenDetection):
     """
 
     warmup_steps: int = 0
+
+    metrics: ClassVar[dict[str, Metric]] = {
+        **ReplacedTokenDetection.metrics,
+        "loss": Metric("loss", console="loss", figure=None),  # that of a policy is no measure
+        "policy_loss": Metric("policy loss", "nats", figure=None),
+        "reward": Metric("reward", "nats", console="reward", figure="Policy gradient"),
+        "baseline_loss": Metric("baseline's loss", "nats", figure="Policy gradient"),
+    }
 
     @classmethod
     def arguments(

@@ -1,5 +1,6 @@
 """What an objective is, to the loop, the step and the devices."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Num, PyTree
 from electra_jax.modeling.electra import Context
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.modeling.params import Params
+from electra_jax.objectives.metrics import Metric
 from electra_jax.objectives.schedules import Step
 
 Batch = dict[str, Num[Array, "B ..."]]
@@ -27,6 +29,22 @@ class Objective(Protocol):
     @property
     def dtype(self) -> DTypeLike:
         """Of the computation."""
+        ...
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        """What can be measured, by the names in `sums`, in the order in which it is shown."""
+        ...
+
+    def symptoms(self, logged: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, str]]:
+        """What may be wrong with the training: a name, and a sentence, or "" where all is well.
+
+        Asked from when on networks should have learned something, see `monitoring.health`.
+
+        Args:
+          logged: since then, metrics of the newest windows of training (`train/NAME`), and of all
+            evaluations (`eval/NAME`), each the newest last.
+        """
         ...
 
     @property

@@ -9,6 +9,7 @@ the main network's loss reaches the generator, save through what both share.
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -24,9 +25,16 @@ from electra_jax.modeling.params import Params
 from electra_jax.objectives import masking, networks, schedules
 from electra_jax.objectives.base import Batch, Sums, context, pair
 from electra_jax.objectives.masking import Masked, MaskingConfig, Vocabulary
+from electra_jax.objectives.metrics import Metric
 from electra_jax.objectives.mlm import MaskedLanguageModel, mlm_sums, require_weight
 from electra_jax.objectives.schedules import Schedule, Step, at
 from electra_jax.settings import Config, field
+
+REPLACED = {
+    "replaced_fraction": Metric(
+        "replaced", console="replaced", figure="Detection of replaced tokens"
+    )
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +60,20 @@ class CorruptedText(MaskedLanguageModel):
 
     main_term: ClassVar[str]
     head: ClassVar[type]  # of the main network: a module, see `modeling.heads`
+    metrics: ClassVar[dict[str, Metric]] = MaskedLanguageModel.metrics | {
+        "sampled_mlm_accuracy": Metric("MLM accuracy, sampled", figure="Accuracy"),
+    }
+
+    @property
+    def measured(self) -> Mapping[str, Metric]:
+        """Those of `metrics` that this one measures: frequencies have no loss."""
+        of_network = ("mlm_loss", "mlm_accuracy") if self.frequencies else ()
+        return {name: x for name, x in self.metrics.items() if name not in of_network}
+
+    @property
+    def trains_generator(self) -> bool:
+        """Whether a network learns to predict masked tokens."""
+        return not self.frequencies and self.generator_steps != 0
 
     @classmethod
     def from_config(
@@ -132,7 +154,7 @@ class CorruptedText(MaskedLanguageModel):
     def loss_weights(self, step: Step) -> dict[str, float | Float[Array, ""]]:
         """Weight of each mean loss in the total at `step`."""
         weights = {self.main_term: at(self.discriminator_weight, step)}
-        if self.frequencies or self.generator_steps == 0:  # nothing of the generator is trained
+        if not self.trains_generator:
             return weights
         weights = super().loss_weights(step) | weights
         if not self.generator_steps:

@@ -4,6 +4,7 @@ The main network is a discriminator: which tokens are not the original ones?
 """
 
 import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -15,10 +16,17 @@ from electra_jax.modeling.heads import ReplacedTokenHead
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.objectives import masking
 from electra_jax.objectives.base import Batch, Sums, binary_cross_entropy, context, is_real, pair
-from electra_jax.objectives.corruption import CorruptedText
+from electra_jax.objectives.corruption import REPLACED, CorruptedText
 from electra_jax.objectives.masking import Masked, Vocabulary
-from electra_jax.objectives.metrics import score_histogram
+from electra_jax.objectives.metrics import Metric, score_histogram
 from electra_jax.settings import Config
+
+DETECTION = "Detection of replaced tokens"
+# What counts as wrong is far from what healthy runs do, the smallest among them.
+NO_RECALL = 1e-3  # share of the replaced tokens that are detected
+RECALLS = 3  # windows in a row
+NO_AUC = 0.05  # distance from 0.5
+OUTRUN = 0.05  # how far the AUC is below its best
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +42,43 @@ class ReplacedTokenDetection(CorruptedText):
 
     main_term: ClassVar[str] = "rtd_loss"
     head: ClassVar[type] = ReplacedTokenHead
+    metrics: ClassVar[dict[str, Metric]] = {
+        **CorruptedText.metrics,
+        "rtd_loss": Metric(
+            "RTD loss",
+            "nats",
+            better="lower",
+            console="rtd",
+            figure="Replaced token detection loss",
+            tile="{:.4f}",
+            jumps=True,
+        ),
+        "rtd_auc": Metric(
+            "RTD AUC",
+            better="higher",
+            console="auc",
+            figure="Replaced token detection AUC",
+            tile="{:.3f}",
+        ),
+        "rtd_accuracy": Metric("RTD accuracy", better="higher", figure="Accuracy"),
+        "rtd_precision": Metric("precision", console="precision", figure=DETECTION),
+        "rtd_recall": Metric("recall", console="recall", figure=DETECTION),
+        **REPLACED,
+    }
+
+    def symptoms(self, logged: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, str]]:
+        """Whether the discriminator learns anything, and keeps up with the generator."""
+        yield from super().symptoms(logged)
+        recalls = [row["train/rtd_recall"] for row in logged if "train/rtd_recall" in row]
+        yield "recall", no_recall(recalls[-RECALLS:])
+        scores = [
+            (row["eval/rtd_auc"], row.get("eval/mlm_accuracy", 0.0))
+            for row in logged
+            if "eval/rtd_auc" in row
+        ]
+        if scores:
+            yield "chance", no_better_than_chance(scores[-1][0])
+            yield "outrun", outrun(scores[-1], max(scores))
 
     @classmethod
     def arguments(
@@ -77,6 +122,43 @@ class ReplacedTokenDetection(CorruptedText):
         if evaluation:
             sums["rtd_auc"] = score_histogram(verdicts, is_replaced, judged)
         return sums
+
+
+def no_recall(recalls: Sequence[float]) -> str:
+    """A sentence where some windows in a row have had no recall."""
+    if len(recalls) < RECALLS or max(recalls) >= NO_RECALL:
+        return ""
+    return (
+        f"the discriminator still finds no replaced token (recall {max(recalls):.2%}): it calls "
+        "every token original. A larger config.loss.discriminator_weight or "
+        "config.optimizer.learning_rate, or a smaller config.generator.width, may help"
+    )
+
+
+def no_better_than_chance(area: float) -> str:
+    """A sentence where the AUC is about a half."""
+    if abs(area - 0.5) >= NO_AUC:
+        return ""
+    return (
+        "the discriminator tells replaced tokens from others no better than by chance (AUC "
+        f"{area:.3f}); is config.loss.discriminator_weight too small?"
+    )
+
+
+def outrun(now: tuple[float, float], best: tuple[float, float]) -> str:
+    """A sentence where the generator gets better and the discriminator worse.
+
+    Args:
+      now, best: AUC of the discriminator and accuracy of the generator, now and when the former
+        was highest.
+    """
+    if now[0] >= best[0] - OUTRUN or now[1] <= best[1]:
+        return ""
+    return (
+        f"the generator outruns the discriminator: the AUC has fallen from {best[0]:.3f} to "
+        f"{now[0]:.3f}, while the generator's accuracy has risen from {best[1]:.1%} to "
+        f"{now[1]:.1%}; a smaller config.generator.width may help"
+    )
 
 
 def rtd_cross_entropy(

@@ -5,10 +5,13 @@ Sums over micro-batches, devices, hosts and steps are exact; the division comes 
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
+
+from electra_jax.errors import UserError
 
 SCORE_BINS = 2**14
 SCORE_RANGE = 16.0  # logits beyond +-16 share the outermost bins
@@ -24,22 +27,40 @@ class Metric:
     Attributes:
       label: in full, as in "RTD AUC"; names its curve where a figure has several.
       unit: such as "nats"; or "".
-      better: `higher`, `lower`, or "" where neither is. The best checkpoint can be that of a metric
-        with a direction alone.
+      better: which of its values is; "" where neither is. A metric without a direction cannot
+        choose the best checkpoint.
       console: what the console calls it; "": it is not shown there.
-      figure: title of the figure that draws it. Metrics with the same title share one. Default:
-        the label.
+      figure: title of the figure that draws it; metrics with the same title share one. "": the
+        label. None: it is not drawn.
       tile: how it is written among the final numbers of the report; "": it is none of them.
       jumps: whether a sudden rise in training is worth a warning, as of a loss.
     """
 
     label: str
     unit: str = ""
-    better: str = ""
+    better: Literal["higher", "lower", ""] = ""
     console: str = ""
-    figure: str = ""
+    figure: str | None = ""
     tile: str = ""
     jumps: bool = False
+
+
+def sign_of(metrics: Mapping[str, Metric], name: str) -> int:
+    """1 where checkpoints are better the higher the metric `name` of `config.checkpoint.keep_best`.
+
+    -1 where they are better the lower it is.
+
+    Raises:
+      UserError: evaluations do not measure it, or it has no direction.
+    """
+    signs = {
+        f"eval/{key}": 1 if x.better == "higher" else -1 for key, x in metrics.items() if x.better
+    }
+    if name not in signs:
+        raise UserError(
+            f"config.checkpoint.keep_best is {name!r}; allowed here: {', '.join(signs)}"
+        )
+    return signs[name]
 
 
 def score_histogram(

@@ -4,6 +4,9 @@ It is also the generator's half of ELECTRA, so its pieces are shared with `elect
 """
 
 import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +23,11 @@ from electra_jax.modeling.params import Params
 from electra_jax.objectives import masking, networks, schedules
 from electra_jax.objectives.base import Batch, Sums, context, is_real, pair
 from electra_jax.objectives.masking import Masked, MaskingConfig, Vocabulary
+from electra_jax.objectives.metrics import Metric
 from electra_jax.objectives.schedules import Schedule, Step, at
 from electra_jax.settings import Config, field
+
+LEARNS_NOTHING = 0.95  # share of the loss of guessing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +41,38 @@ class MaskedLanguageModel:
     model: ElectraConfig
     masking: MaskingConfig
     generator_weight: Schedule = 1.0
+
+    metrics: ClassVar[dict[str, Metric]] = {
+        "loss": Metric("loss", better="lower", console="loss", figure=None),
+        "mlm_loss": Metric(
+            "MLM loss",
+            "nats",
+            better="lower",
+            console="mlm",
+            figure="Masked language modeling loss",
+            tile="{:.3f}",
+            jumps=True,
+        ),
+        "mlm_accuracy": Metric(
+            "MLM accuracy", better="higher", console="mlm acc", figure="Accuracy", tile="{:.1%}"
+        ),
+    }
+
+    @property
+    def measured(self) -> Mapping[str, Metric]:
+        """Those of `metrics` that this one measures."""
+        return self.metrics
+
+    def symptoms(self, logged: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, str]]:
+        """Whether the network that predicts words is no better than one that knows nothing."""
+        losses = [row["eval/mlm_loss"] for row in logged if "eval/mlm_loss" in row]
+        if losses and self.trains_generator:
+            yield "guessing", guessing(losses[-1], self.masking.vocab_size)
+
+    @property
+    def trains_generator(self) -> bool:
+        """Whether a network learns to predict masked tokens."""
+        return True
 
     @classmethod
     def from_config(
@@ -139,3 +177,15 @@ def mlm_sums(logits: Float[Array, "B P Vpad"], masked: Masked) -> Sums:
         "mlm_loss": pair(nll, masked.weights),
         "mlm_accuracy": pair(is_best, masked.weights),
     }
+
+
+def guessing(loss: float, vocab_size: int) -> str:
+    """A sentence where a loss is about that of giving all tokens the same probability."""
+    of_guessing = math.log(vocab_size)
+    if loss <= LEARNS_NOTHING * of_guessing:
+        return ""
+    return (
+        f"the generator predicts tokens no better than by guessing (loss {loss:.2f}; guessing has "
+        f"{of_guessing:.2f}): it learns nothing. Are config.loss.generator_weight and "
+        "config.optimizer.learning_rate as they should be?"
+    )

@@ -17,9 +17,28 @@ from electra_jax.modeling.heads import CopyHead, MaskedLMHead
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.objectives import masking
 from electra_jax.objectives.base import Batch, Sums, context, is_real, pair
-from electra_jax.objectives.corruption import CorruptedText
+from electra_jax.objectives.corruption import REPLACED, CorruptedText
 from electra_jax.objectives.masking import Masked
+from electra_jax.objectives.metrics import Metric
 from electra_jax.objectives.mlm import mlm_sums
+
+RECONSTRUCTION = {
+    "reconstruction_loss": Metric(
+        "reconstruction loss",
+        "nats",
+        better="lower",
+        console="reconstruction",
+        tile="{:.3f}",
+        jumps=True,
+    ),
+    "reconstruction_accuracy": Metric(
+        "reconstruction accuracy",
+        better="higher",
+        console="reconstruction acc",
+        figure="Reconstruction",
+        tile="{:.1%}",
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +47,7 @@ class ReplaceMLM(CorruptedText):
 
     main_term: ClassVar[str] = "reconstruction_loss"
     head: ClassVar[type] = MaskedLMHead
+    metrics: ClassVar[dict[str, Metric]] = CorruptedText.metrics | RECONSTRUCTION | REPLACED
 
     def judged(self, batch: Batch, masked: Masked) -> Bool[Array, "B L"]:
         """The positions that are predicted."""
@@ -65,6 +85,12 @@ class AllTokensMLM(CorruptedText):
 
     main_term: ClassVar[str] = "reconstruction_loss"
     head: ClassVar[type] = CopyHead
+    metrics: ClassVar[dict[str, Metric]] = {
+        **CorruptedText.metrics,
+        **RECONSTRUCTION,
+        "copy_rate": Metric("copied", figure="Reconstruction"),
+        **REPLACED,
+    }
 
     def judged(self, batch: Batch, masked: Masked) -> Bool[Array, "B L"]:
         """All real tokens."""

@@ -53,7 +53,7 @@ class Checkpoints:
       store_hash: of the token store; a checkpoint made with another one is refused.
       keep: number of newest checkpoints that stay.
       keep_best: name of a metric whose best checkpoint stays as well, or "".
-      higher_is_better: whether that metric is best where it is highest.
+      sign: of that metric: 1 where it is best at its highest, -1 at its lowest.
     """
 
     def __init__(
@@ -62,10 +62,8 @@ class Checkpoints:
         store_hash: str,
         keep: int,
         keep_best: str = "",
-        higher_is_better: bool = True,
+        sign: int = 1,
     ):
-        sign = 1 if higher_is_better else -1
-
         def score(metrics: dict[str, float]) -> float:
             return sign * metrics[keep_best] if keep_best in metrics else -math.inf
 

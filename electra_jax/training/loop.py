@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -22,12 +22,14 @@ from electra_jax.errors import UserError
 from electra_jax.modeling.flops import peak_flops
 from electra_jax.modeling.params import Params
 from electra_jax.monitoring.console import Console
+from electra_jax.monitoring.health import Health
 from electra_jax.monitoring.histograms import histograms
 from electra_jax.monitoring.profiling import profiled
-from electra_jax.monitoring.progress import Progress, Watch, compilations
+from electra_jax.monitoring.progress import Progress, compilations
 from electra_jax.monitoring.tracking import tracked
 from electra_jax.monitoring.writer import MetricWriter
 from electra_jax.objectives import Objective
+from electra_jax.objectives.metrics import Metric, sign_of
 from electra_jax.reporting.gallery import Token, as_markdown
 from electra_jax.reporting.page import write_report, write_samples
 from electra_jax.run.interruption import Interruption
@@ -59,9 +61,10 @@ class Job:
       initial: parameters to start with, by path, in place of random ones.
       facts: for the log and the report, beside those of the machine.
       flops_per_token: operations for one token of one training step.
-      keep_best: name of a metric whose best checkpoint stays, or "".
+      metrics: those that are measured, without the prefix `train/` or `eval/`.
+      keep_best: name of a metric whose best checkpoint stays, such as `eval/rtd_auc`, or "".
       patience: evaluations without a better `keep_best`, after which training ends; 0: none.
-      watch: (step, metrics) to sentences about what looks wrong.
+      learned_from: step from which on the networks should have learned something.
       show: (program, parameters) to held-out texts with the networks' verdicts, see `shading`.
     """
 
@@ -75,9 +78,10 @@ class Job:
     initial: dict[str, np.ndarray]
     facts: Facts
     flops_per_token: float
+    metrics: Mapping[str, Metric]
     keep_best: str = ""
     patience: int = 0
-    watch: Watch = lambda step, values: ()
+    learned_from: int = 0
     show: Show | None = None
 
     def is_enough(self, history: list[float]) -> bool:
@@ -101,6 +105,7 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
     """
     is_main = jax.process_index() == 0  # one of all processes writes and prints
     objective, num_steps, program = job.objective, job.num_steps, job.program
+    sign = sign_of(job.metrics, job.keep_best) if job.keep_best else 1
 
     with (
         Console() as console,
@@ -110,6 +115,7 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
             job.data_hash,
             config.checkpoint.keep,
             job.keep_best,
+            sign,
         ) as checkpoints,
     ):
         log = console.log
@@ -157,7 +163,8 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
                 writer.write if is_main else lambda step, values: None,
                 console,
                 config.checkpoint.every_steps,
-                job.watch,
+                job.metrics,
+                Health(objective, job.learned_from).warnings,
                 config.max_skipped_updates,
                 saved.get("progress"),
             )
