@@ -21,6 +21,7 @@ from electra_jax.errors import UserError
 from electra_jax.modeling.electra import ElectraConfig
 from electra_jax.modeling.encoder import REMAT_POLICIES
 from electra_jax.objectives import OBJECTIVES, Objective, make_objective
+from electra_jax.objectives.metrics import sign_of
 from electra_jax.settings import (
     COUNT,
     FRACTION,
@@ -316,18 +317,6 @@ def get_config() -> ConfigDict:
     return to_config(settings())
 
 
-BEST_METRICS = {  # and whether larger is better
-    "eval/loss": False,
-    "eval/mlm_loss": False,
-    "eval/mlm_accuracy": True,
-    "eval/rtd_loss": False,
-    "eval/rtd_accuracy": True,
-    "eval/rtd_auc": True,
-    "eval/reconstruction_loss": False,
-    "eval/reconstruction_accuracy": True,
-}
-
-
 def validate(config: ConfigDict, num_devices: int) -> None:
     """Check every value alone, and those that do not go together.
 
@@ -338,6 +327,8 @@ def validate(config: ConfigDict, num_devices: int) -> None:
     check_topology(config.parallel, config.batch_size, config.num_microbatches, num_devices)
     refuse_without_effect(config)
     check_best(config.checkpoint, config.eval_every_steps)
+    if config.checkpoint.keep_best:
+        sign_of(objective_for(config).measured, config.checkpoint.keep_best)
     data = config.data
     if data.sequence_length > config.model.max_positions:
         raise UserError(

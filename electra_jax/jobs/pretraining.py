@@ -93,8 +93,6 @@ def make_job(config: ConfigDict, is_new: bool, log: Log) -> Job:
     is_unigram = config.generator.kind == "unigram"
     counts = store.token_counts("train") if is_unigram else None
     objective = make_objective(config, store.tokenizer, counts)
-    if config.checkpoint.keep_best:
-        metrics.sign_of(objective.measured, config.checkpoint.keep_best)
     initial: dict[str, np.ndarray] = {}
     if is_new and config.init_from:
         initial |= load_networks(config, objective, store.tokenizer, log)
