@@ -17,6 +17,8 @@ from types import SimpleNamespace
 import numpy as np
 from ml_collections import ConfigDict
 
+from electra_jax.data.tokenizers import TRAINERS
+from electra_jax.data.tokenizers.base import FIVE_NAMES
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import ElectraConfig
 from electra_jax.modeling.encoder import REMAT_POLICIES
@@ -47,10 +49,6 @@ from electra_jax.sharding.mesh import check_topology
 SEED = Check(lambda x: 0 <= x < 2**32, "at least 0 and below 2**32")  # JAX drops higher bits
 # With less, logits that it divides are no longer numbers.
 TEMPERATURE = Check(lambda x: 1e-3 <= x < math.inf, "at least 0.001")
-FIVE_NAMES = Check(
-    lambda x: len({*x}) == len(x) == 5 and all(isinstance(y, str) and y for y in x),
-    "five different names: padding, unknown, start, end, mask",
-)
 STEPS = Check(
     lambda x: not x or (len(x) == 2 and all(type(y) is int for y in x) and 1 <= x[0] <= x[1]),
     "(), or the first and the last step, such as (10, 14)",
@@ -159,9 +157,7 @@ class Data(Loading):
     )
     dir: str = setting("data", "token stores are kept below this directory", GIVEN, free=True)
     vocab: str = setting("", "vocab.txt or SentencePiece .model; empty: train one on the source")
-    tokenizer: str = setting(
-        "wordpiece", "of a vocabulary trained here", one_of("wordpiece", "unigram", "bpe")
-    )
+    tokenizer: str = setting("wordpiece", "of a vocabulary trained here", key_of(TRAINERS))
     vocab_size: int = setting(
         30522, "tokens of a vocabulary trained here", Check(lambda x: x >= 100, "at least 100")
     )

@@ -2,7 +2,7 @@
 
     python -m electra_jax.tokenize --vocab=vocab.txt --lower_case --strip_accents < lines.txt
 
-shows how text is tokenised. It reads UTF-8 lines on standard input and prints a JSON object for
+shows how text is tokenized. It reads UTF-8 lines on standard input and prints a JSON object for
 each, without [CLS] and [SEP]; offsets are ranges of characters in the line:
 
     {"ids": [2009, 15811], "tokens": ["it", "rains"], "offsets": [[0, 2], [3, 8]]}
@@ -28,10 +28,10 @@ from absl import flags
 
 from electra_jax.data.tokenizers import from_file, load
 from electra_jax.data.tokenizers.base import (
-    _SETTINGS,
+    SETTINGS,
     SPECIAL_TOKENS,
     Tokenizer,
-    _check_setting,
+    check_setting,
     encode_with_special_tokens,
 )
 from electra_jax.errors import UserError
@@ -78,10 +78,10 @@ def _from_flags(values: flags.FlagValues) -> Tokenizer:
     """The tokenizer that the command line asks for."""
     if not values.vocab:
         raise UserError("--vocab is missing; give a vocabulary file or a saved tokenizer")
-    settings = {name: values[name].value for name in _SETTINGS}
-    given = [name for name in _SETTINGS if values[name].present]
+    settings = {name: values[name].value for name in SETTINGS}
+    given = [name for name in SETTINGS if values[name].present]
     for name in given:
-        _check_setting(f"--{name}", name, settings[name])
+        check_setting(f"--{name}", name, settings[name])
     if Path(values.vocab).is_dir():
         if given:
             raise UserError(

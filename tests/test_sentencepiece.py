@@ -16,7 +16,7 @@ from stdlib_text import stdlib_documents
 from electra_jax.data import tokenizers
 from electra_jax.data.tokenizers import sentencepiece
 from electra_jax.data.tokenizers.base import SPECIAL_TOKENS
-from electra_jax.data.tokenizers.sentencepiece import SentencePiece
+from electra_jax.data.tokenizers.sentencepiece import SentencePiece, SentencePieceTrainer
 from electra_jax.errors import UserError
 
 CASED = {"lower_case": False, "strip_accents": False}
@@ -41,7 +41,7 @@ def processor(content: bytes) -> library.SentencePieceProcessor:
     return made
 
 
-def normalised(line: str) -> str:
+def normalized(line: str) -> str:
     """What the library's rule nmt_nfkc makes of a line, up to the composition of accents."""
     line = re.sub("[\u200b\u200c\u200e\u200f\ufeff\ufffd]", " ", line)
     parts = [unicodedata.normalize("NFKC", part) for part in line.split("\uff5e")]
@@ -209,25 +209,18 @@ def test_sentences_hold_all_text_and_are_cut_at_white_space():
     assert max(sentences.values()) > 2**60
 
 
-def test_training_sees_a_bounded_sample_that_depends_on_the_text_alone(monkeypatch):
-    seen = []
-
-    def train_model(kind, sentences, vocab_size, special_tokens):
-        seen.append(sentences)
-        return given()
-
-    monkeypatch.setattr(sentencepiece, "_train_model", train_model)
+def test_training_sees_a_bounded_sample_that_depends_on_the_text_alone():
     lines = sorted(set(LINES))
     characters = sum(map(len, lines))
-    monkeypatch.setattr(sentencepiece, "TRAIN_CHARACTERS", characters // 3)
+    samples = []
     for order, size in ((lines, 10), (lines, 1000), (lines[::-1], 77), (lines * 3, 100)):
-        trainer = tokenizers.trainer("unigram", 500, **SETTINGS)
+        trainer = SentencePieceTrainer("unigram", 500, CASED, max_characters=characters // 3)
         for start in range(0, len(order), size):
             trainer.add(trainer.summarize(order[start : start + size]))
-        trainer.finish()
-    assert seen[0] == seen[1] == seen[2] == seen[3]
-    assert characters // 8 < sum(map(len, seen[0])) <= characters // 3
-    assert set(seen[0]) <= set(lines)
+        samples.append(trainer.sentences())
+    assert samples[0] == samples[1] == samples[2] == samples[3]
+    assert characters // 8 < sum(map(len, samples[0])) <= characters // 3
+    assert set(samples[0]) <= set(lines)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +289,7 @@ def test_every_language_round_trips(shared_data, language, kind, vocab_size, low
     for line, encoded in zip(lines, ids, strict=True):
         # SentencePiece leaves some accents that Unicode would compose.
         decoded = unicodedata.normalize("NFC", tokenizer.decode(encoded))
-        expected = normalised(line)
+        expected = normalized(line)
         if lower_case:
             decoded, expected = decoded.casefold(), expected.casefold()
         assert decoded == expected

@@ -247,10 +247,11 @@ VALID = {
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "not readable"),
-        ("{", "not readable"),
-        ("\udcff", "not readable"),
-        ("[]", "family is None; allowed: wordpiece, sentencepiece"),
+        (None, "No such file"),
+        ("{", "not JSON"),
+        ("\udcff", "not JSON"),
+        ("[]", "list"),
+        ("{}", "family is None; allowed: wordpiece, sentencepiece"),
         ({**VALID, "family": "bpe"}, "family is 'bpe'"),
         ({**VALID, "family": []}, r"family is \[\]"),
         ({"family": "wordpiece", "lower_case": True}, "found the settings lower_case; expected"),

@@ -1,52 +1,37 @@
-"""Tokenizers from a vocabulary, from a saved run, or trained on text."""
+"""Tokenizers of a vocabulary file, of a saved run, or trained on text."""
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from electra_jax.data.tokenizers.base import (
-    _CHUNK_LINES,
-    _SETTINGS_FILE,
-    SPECIAL_TOKENS,
-    Tokenizer,
-    Trainer,
-    _check_setting,
-)
+from electra_jax.data.tokenizers.base import SETTINGS_FILE, Tokenizer, Trainer, check_setting
+from electra_jax.data.tokenizers.sentencepiece import SentencePiece, SentencePieceTrainer
+from electra_jax.data.tokenizers.wordpiece import WordPiece, WordPieceTrainer
 from electra_jax.errors import UserError
+from electra_jax.files import read_json
+
+FAMILIES: dict[str, type[Tokenizer]] = {"wordpiece": WordPiece, "sentencepiece": SentencePiece}
+TRAINERS: dict[str, type[Trainer]] = {  # by kind of vocabulary
+    "wordpiece": WordPieceTrainer,
+    "unigram": SentencePieceTrainer,
+    "bpe": SentencePieceTrainer,
+}
+_CHUNK_LINES = 10_000
 
 
-def trainer(
-    kind: str,
-    vocab_size: int,
-    *,
-    special_tokens: Sequence[str] = SPECIAL_TOKENS,
-    lower_case: bool,
-    strip_accents: bool,
-    max_word_chars: int,
-) -> Trainer:
+def trainer(kind: str, vocab_size: int, **settings: Any) -> Trainer:
     """A trainer for a vocabulary of at most `vocab_size` tokens.
 
     Args:
-      kind: "wordpiece", or "unigram" or "bpe" for these kinds of SentencePiece models.
+      kind: a key of `TRAINERS`.
       vocab_size: a small corpus may give fewer tokens.
-      special_tokens: names of padding, unknown, start, end and mask token. They get ids 0 to 4.
-      lower_case: whether text is lower-cased.
-      strip_accents: whether accents are removed. As in ELECTRA, only when lower-casing, too.
-      max_word_chars: longer words become the unknown token. WordPiece only.
+      settings: `special_tokens`, names of padding, unknown, start, end and mask token, which get
+        ids 0 to 4; `lower_case`; `strip_accents`, which as in ELECTRA works only when lower-casing;
+        `max_word_chars`: longer words become the unknown token (WordPiece only).
     """
-    from electra_jax.data.tokenizers.sentencepiece import SentencePieceTrainer
-    from electra_jax.data.tokenizers.wordpiece import WordPieceTrainer
-
-    settings = {
-        "special_tokens": special_tokens,
-        "lower_case": lower_case,
-        "strip_accents": strip_accents,
-    }
-    if kind == "wordpiece":
-        return WordPieceTrainer(vocab_size, max_word_chars=max_word_chars, **settings)
-    return SentencePieceTrainer(kind, vocab_size, **settings)
+    made = TRAINERS[kind]
+    return made(kind, vocab_size, _of_family(made.tokenizer, settings))
 
 
 def train(kind: str, lines: Iterable[str], vocab_size: int, **settings: Any) -> Tokenizer:
@@ -58,14 +43,7 @@ def train(kind: str, lines: Iterable[str], vocab_size: int, **settings: Any) -> 
     return learner.finish()
 
 
-def from_file(
-    path: str | Path,
-    *,
-    special_tokens: Sequence[str] = SPECIAL_TOKENS,
-    lower_case: bool,
-    strip_accents: bool,
-    max_word_chars: int,
-) -> Tokenizer:
+def from_file(path: str | Path, **settings: Any) -> Tokenizer:
     """The tokenizer of a vocabulary file; the settings are as for `trainer`.
 
     A file whose name ends in `.model` is a SentencePiece model, any other a WordPiece vocabulary,
@@ -74,17 +52,8 @@ def from_file(
     Raises:
       UserError: the file is unreadable or not such a file, or the special tokens do not fit it.
     """
-    from electra_jax.data.tokenizers.sentencepiece import SentencePiece
-    from electra_jax.data.tokenizers.wordpiece import WordPiece
-
-    settings = {
-        "special_tokens": special_tokens,
-        "lower_case": lower_case,
-        "strip_accents": strip_accents,
-    }
-    if Path(path).suffix == ".model":
-        return SentencePiece.from_file(path, **settings)
-    return WordPiece.from_file(path, max_word_chars=max_word_chars, **settings)
+    family = SentencePiece if Path(path).suffix == ".model" else WordPiece
+    return family.from_file(path, **_of_family(family, settings))
 
 
 def load(directory: str | Path) -> Tokenizer:
@@ -93,24 +62,22 @@ def load(directory: str | Path) -> Tokenizer:
     Raises:
       UserError: a file is missing or damaged.
     """
-    from electra_jax.data.tokenizers.sentencepiece import SentencePiece
-    from electra_jax.data.tokenizers.wordpiece import WordPiece
-
-    path = Path(directory, _SETTINGS_FILE)
-    try:
-        settings = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not readable as tokenizer settings: {error}") from error
-    families = {family.family: family for family in (WordPiece, SentencePiece)}
-    found = settings.pop("family", None) if isinstance(settings, dict) else None
-    if not isinstance(found, str) or found not in families:
-        raise UserError(f"{path}: family is {found!r}; allowed: {', '.join(families)}")
-    family = families[found]
+    path = Path(directory, SETTINGS_FILE)
+    settings = read_json(path)
+    name = settings.pop("family", None)
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise UserError(f"{path}: family is {name!r}; allowed: {', '.join(FAMILIES)}")
+    family = FAMILIES[name]
     if settings.keys() != set(family.setting_names):
         raise UserError(
             f"{path}: found the settings {', '.join(settings)}; expected "
             f"{', '.join(family.setting_names)}"
         )
     for name, value in settings.items():
-        _check_setting(f"{path}: {name}", name, value)
+        check_setting(f"{path}: {name}", name, value)
     return family.from_file(Path(directory, family.vocab_file), **settings)
+
+
+def _of_family(family: type[Tokenizer], settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that a family has."""
+    return {name: value for name, value in settings.items() if name in family.setting_names}

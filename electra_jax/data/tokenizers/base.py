@@ -11,29 +11,32 @@ from typing import Any, ClassVar
 import numpy as np
 
 from electra_jax.errors import UserError
+from electra_jax.settings import Check
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+SETTINGS_FILE = "tokenizer_config.json"
 
-
-_SETTINGS_FILE = "tokenizer_config.json"
-
-
-_CHUNK_LINES = 10_000
-
-
-_SETTINGS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "special_tokens": (
-        lambda x: (
-            isinstance(x, list)
-            and all(isinstance(name, str) and name for name in x)
-            and len(set(x)) == len(x) == 5
-        ),
-        "five different names: padding, unknown, start, end, mask",
+FIVE_NAMES = Check(
+    lambda x: (
+        isinstance(x, list | tuple)
+        and all(isinstance(name, str) and name for name in x)
+        and len({*x}) == len(x) == 5
     ),
-    "lower_case": (lambda x: isinstance(x, bool), "true or false"),
-    "strip_accents": (lambda x: isinstance(x, bool), "true or false"),
-    "max_word_chars": (lambda x: type(x) is int and x >= 1, "a number, at least 1"),
+    "five different names: padding, unknown, start, end, mask",
+)
+_TRUTH = Check(lambda x: isinstance(x, bool), "true or false")
+SETTINGS = {
+    "special_tokens": FIVE_NAMES,
+    "lower_case": _TRUTH,
+    "strip_accents": _TRUTH,
+    "max_word_chars": Check(lambda x: type(x) is int and x >= 1, "a number, at least 1"),
 }
+
+
+def check_setting(where: str, name: str, value: Any) -> None:
+    """Raises UserError, which begins with `where`, if a setting cannot have this value."""
+    if not SETTINGS[name].is_allowed(value):
+        raise UserError(f"{where} is {value!r}; allowed: {SETTINGS[name]}")
 
 
 class Tokenizer(ABC):
@@ -44,7 +47,9 @@ class Tokenizer(ABC):
     as a question mark.
 
     Attributes:
-      family: "wordpiece" or "sentencepiece".
+      family: its key in `tokenizers.FAMILIES`.
+      vocab_file: name of the file that holds the vocabulary of a saved tokenizer.
+      setting_names: keyword arguments of the constructor.
       vocab: the tokens; a token's place is its id.
       starts_word: bool [vocab_size]: whether a token begins a word. Special tokens do.
       settings: the keyword arguments of the constructor, fit for JSON.
@@ -85,6 +90,17 @@ class Tokenizer(ABC):
         """The number of tokens."""
         return len(self.vocab)
 
+    @classmethod
+    @abstractmethod
+    def from_file(
+        cls, path: str | Path, *, special_tokens: Sequence[str] = SPECIAL_TOKENS, **settings: Any
+    ) -> "Tokenizer":
+        """The tokenizer with the vocabulary of a file; settings as for the constructor.
+
+        Raises:
+          UserError: the file is unreadable or not such a file, or the special tokens do not fit it.
+        """
+
     @abstractmethod
     def encode_batch(self, lines: list[str]) -> list[list[int]]:
         """The ids of each line, without start and end token."""
@@ -94,7 +110,7 @@ class Tokenizer(ABC):
         """Ids as from `encode_batch`, their tokens, and where in the line these come from.
 
         Offsets are ranges of characters, (start, end), without the white space around a word. What
-        normalisation makes of one character has the range of that character.
+        normalization makes of one character has the range of that character.
         """
 
     @abstractmethod
@@ -107,30 +123,36 @@ class Tokenizer(ABC):
         directory.mkdir(parents=True, exist_ok=True)
         (directory / self.vocab_file).write_bytes(self.content)
         settings = json.dumps({"family": self.family, **self.settings}, indent=2) + "\n"
-        (directory / _SETTINGS_FILE).write_text(settings, encoding="utf-8")
+        (directory / SETTINGS_FILE).write_text(settings, encoding="utf-8")
 
 
 class Trainer(ABC):
     """Learns a vocabulary from any amount of text in bounded memory.
 
-    A corpus is summarised in pieces, by many processes at once if it is large, and the summaries
+    A corpus is summarized in chunks, by many processes at once if it is large, and the summaries
     are added up in one:
 
-        trainer = tokenizer.trainer("unigram", 32000, lower_case=False, ...)
+        trainer = tokenizers.trainer("unigram", 32000, lower_case=False, ...)
         for summary in pool.imap(trainer.summarize, chunks):
             trainer.add(summary)
         made = trainer.finish()
 
     The vocabulary depends on the text, not on how it was cut into chunks, nor on the number of
-    cores. (Only a WordPiece corpus of more distinct words than `wordpiece.MAX_WORDS` is cut
-    differently by differently cut chunks.)
+    cores. (Only of a WordPiece corpus with more distinct words than `max_words`, the way
+    it is cut decides which rare words are forgotten.)
 
     Attributes:
+      tokenizer: the family of what is learned.
       summarize: a function from a list of lines to their summary. Pure; pickles without the state
         of the trainer.
     """
 
+    tokenizer: ClassVar[type[Tokenizer]]
     summarize: Callable[[list[str]], Any]
+
+    @abstractmethod
+    def __init__(self, kind: str, vocab_size: int, settings: dict[str, Any]):
+        """For a vocabulary of at most `vocab_size` tokens; settings are those of `tokenizer`."""
 
     @abstractmethod
     def add(self, summary: Any) -> None:
@@ -138,7 +160,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def finish(self) -> Tokenizer:
-        """The tokenizer learnt from all chunks added.
+        """The tokenizer learned from all chunks added.
 
         Raises:
           UserError: the vocabulary size is too small for the characters of the text, or there is
@@ -168,11 +190,5 @@ def encode_with_special_tokens(
 
 
 def well_formed(line: str) -> str:
-    """`line` with question marks for lone surrogates, which cannot be tokenised. As long as it."""
+    """`line` with question marks for lone surrogates, which cannot be tokenized. As long as it."""
     return line.encode("utf-8", "replace").decode("utf-8")
-
-
-def _check_setting(where: str, name: str, value: Any) -> None:
-    is_allowed, allowed = _SETTINGS[name]
-    if not is_allowed(value):
-        raise UserError(f"{where} is {value!r}; allowed: {allowed}")

@@ -1,14 +1,14 @@
-"""SentencePiece tokenisation with a given or trained model, carried by the `sentencepiece` library.
+"""SentencePiece tokenization with a given or trained model, carried by the `sentencepiece` library.
 
 SentencePiece cuts a line without splitting it into words first, and keeps its spaces as part of the
 pieces (as U+2581), so that it works the same for every script and text can be put together again.
 Lower-casing and removal of accents happen in front of the model, character by character; the
-model's own normalisation follows.
+model's own normalization follows.
 
 Models trained here hold every byte as a piece, so that no character is unknown.
 
 A special token that is typed in a text, such as `[MASK]`, is cut like any other text. Where a given
-model would find it whole, it is spelt out: each of its characters becomes the piece for that
+model would find it whole, it is spelled out: each of its characters becomes the piece for that
 character, or the unknown token if there is none.
 """
 
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 from tokenizers import normalizers
@@ -28,10 +29,7 @@ from electra_jax.errors import UserError
 
 SPACE = "\u2581"
 
-# A model is trained on at most so much text, sampled from all of it.
-TRAIN_CHARACTERS = 30_000_000
-
-# Share of the text whose characters get pieces of their own. The others are spelt in bytes.
+# Share of the text whose characters get pieces of their own. The others are spelled in bytes.
 CHARACTER_COVERAGE = 0.9995
 
 # The library skips lines of more than 4192 bytes, which 1000 characters cannot have. Lines are cut
@@ -99,7 +97,7 @@ class SentencePiece(Tokenizer):
         )
         # A model may find these in text: user-defined symbols, and in some versions of the library
         # control symbols of one character.
-        self._spelt = {
+        self._spelled = {
             i: [self._spell(character) for character in self.vocab[i]]
             for i in self.special_ids
             if i < len(pieces) and i != self.unk_id
@@ -111,12 +109,7 @@ class SentencePiece(Tokenizer):
 
     @classmethod
     def from_file(
-        cls,
-        path: str | Path,
-        *,
-        special_tokens: Sequence[str] = SPECIAL_TOKENS,
-        lower_case: bool,
-        strip_accents: bool,
+        cls, path: str | Path, *, special_tokens: Sequence[str] = SPECIAL_TOKENS, **settings: Any
     ) -> "SentencePiece":
         """A tokenizer with the model of a file.
 
@@ -124,16 +117,9 @@ class SentencePiece(Tokenizer):
           UserError: the file is unreadable or no model, or the special tokens do not fit it.
         """
         try:
-            model = Path(path).read_bytes()
+            return cls(Path(path).read_bytes(), special_tokens=special_tokens, **settings)
         except OSError as error:
             raise UserError(f"{path}: cannot read the model: {error.strerror}") from error
-        try:
-            return cls(
-                model,
-                special_tokens=special_tokens,
-                lower_case=lower_case,
-                strip_accents=strip_accents,
-            )
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
 
@@ -164,13 +150,13 @@ class SentencePiece(Tokenizer):
             if start == end == next_start and self.vocab[ids[k]].strip(SPACE):
                 offsets[k] = start, next_end
         offsets = [
-            span for i, span in zip(ids, offsets, strict=True) for _ in self._spelt.get(i, [i])
+            span for i, span in zip(ids, offsets, strict=True) for _ in self._spelled.get(i, [i])
         ]
         ids = self._spell_out(ids)
         return ids, [self.vocab[i] for i in ids], offsets
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text for ids; without special tokens exactly the normalised text that gave them.
+        """Text for ids; without special tokens exactly the normalized text that gave them.
 
         Special tokens show by their names, between spaces.
         """
@@ -185,9 +171,9 @@ class SentencePiece(Tokenizer):
 
     def _spell_out(self, ids: list[int]) -> list[int]:
         """Replaces special tokens, which only text that looks like them can have given."""
-        if self._spelt.keys().isdisjoint(ids):
+        if self._spelled.keys().isdisjoint(ids):
             return ids
-        return [j for i in ids for j in self._spelt.get(i, [i])]
+        return [j for i in ids for j in self._spelled.get(i, [i])]
 
 
 class SentencePieceTrainer(Trainer):
@@ -196,27 +182,33 @@ class SentencePieceTrainer(Trainer):
     Of each sentence one copy counts. Kept are those whose hash falls below a limit, which is halved
     whenever they become too many: a sample that depends on the text alone.
 
-    The special tokens come first, then the 256 bytes, then the pieces, most useful first. Arguments
-    as of `tokenizer.trainer`.
+    The special tokens come first, then the 256 bytes, then the pieces, most useful first.
+
+    Args:
+      kind: "unigram" or "bpe".
+      vocab_size: the most tokens that the vocabulary may have.
+      settings: of the tokenizer.
+      max_characters: size of the sample.
     """
+
+    tokenizer = SentencePiece
 
     def __init__(
         self,
         kind: str,
         vocab_size: int,
+        settings: dict[str, Any],
         *,
-        special_tokens: Sequence[str] = SPECIAL_TOKENS,
-        lower_case: bool,
-        strip_accents: bool,
+        max_characters: int = 30_000_000,
     ):
-        self.summarize = partial(hash_sentences, lower_case=lower_case, strip_accents=strip_accents)
-        self._kind = kind
-        self._vocab_size = vocab_size
-        self._settings = {
-            "special_tokens": special_tokens,
-            "lower_case": lower_case,
-            "strip_accents": strip_accents,
-        }
+        self.summarize = partial(
+            hash_sentences,
+            lower_case=settings["lower_case"],
+            strip_accents=settings["strip_accents"],
+        )
+        self._kind, self._vocab_size = kind, vocab_size
+        self._settings = {"special_tokens": SPECIAL_TOKENS, **settings}
+        self._max_characters = max_characters
         self._sample: dict[str, int] = {}
         self._characters = 0
         self._limit = 2**64
@@ -227,18 +219,21 @@ class SentencePieceTrainer(Trainer):
             if digest < self._limit and sentence not in self._sample:
                 self._sample[sentence] = digest
                 self._characters += len(sentence)
-        while self._characters > TRAIN_CHARACTERS:
+        while self._characters > self._max_characters:
             self._limit //= 2
             kept = {key: digest for key, digest in self._sample.items() if digest < self._limit}
             self._sample, self._characters = kept, sum(map(len, kept))
+
+    def sentences(self) -> list[str]:
+        """The sample, in the order in which the library is shown it."""
+        return sorted(self._sample, key=lambda sentence: (self._sample[sentence], sentence))
 
     def finish(self) -> SentencePiece:
         """See `Trainer.finish`."""
         if not self._sample:
             raise UserError("data.source: there is no text to train a vocabulary on")
-        sentences = sorted(self._sample, key=lambda sentence: (self._sample[sentence], sentence))
         special_tokens = self._settings["special_tokens"]
-        model = _train_model(self._kind, sentences, self._vocab_size, special_tokens)
+        model = _train_model(self._kind, self.sentences(), self._vocab_size, special_tokens)
         return SentencePiece(model, **self._settings)
 
 

@@ -1,4 +1,4 @@
-"""WordPiece tokenisation as in BERT and ELECTRA, carried by the `tokenizers` library.
+"""WordPiece tokenization as in BERT and ELECTRA, carried by the `tokenizers` library.
 
 Text is cleaned, split at white space, punctuation and CJK characters, and every word is cut into
 the longest pieces that the vocabulary holds. Pieces that continue a word start with `##`. A word
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain, repeat
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as Pipeline
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
@@ -20,15 +21,6 @@ from electra_jax.data.tokenizers.base import SPECIAL_TOKENS, Tokenizer, Trainer,
 from electra_jax.errors import UserError
 
 CONTINUATION = "##"
-
-# A vocabulary is trained without the rarest characters: on web text, thousands of them would take
-# the places of useful pieces. Words with such a character become the unknown token.
-CHARACTER_COVERAGE = 0.9999
-
-# Training holds at most so many distinct words, and the library is shown about so many in all.
-# The counts of a larger corpus are scaled down: a vocabulary depends on their ratios.
-MAX_WORDS = 2_000_000
-TRAIN_WORDS = 20_000_000
 
 
 class WordPiece(Tokenizer):
@@ -76,26 +68,15 @@ class WordPiece(Tokenizer):
 
     @classmethod
     def from_file(
-        cls,
-        path: str | Path,
-        *,
-        special_tokens: Sequence[str] = SPECIAL_TOKENS,
-        lower_case: bool,
-        strip_accents: bool,
-        max_word_chars: int,
+        cls, path: str | Path, *, special_tokens: Sequence[str] = SPECIAL_TOKENS, **settings: Any
     ) -> "WordPiece":
         """A tokenizer with the tokens of a text file, one per line; the line number is the id.
 
         Raises:
           UserError: the file is unreadable, lacks a special token or holds a token twice.
         """
-        return cls(
-            _read_vocab(path, special_tokens),
-            special_tokens=special_tokens,
-            lower_case=lower_case,
-            strip_accents=strip_accents,
-            max_word_chars=max_word_chars,
-        )
+        vocab = _read_vocab(path, special_tokens)
+        return cls(vocab, special_tokens=special_tokens, **settings)
 
     def encode_batch(self, lines: list[str]) -> list[list[int]]:
         """The ids of each line, without start and end token.
@@ -119,42 +100,59 @@ class WordPieceTrainer(Trainer):
     """Learns a WordPiece vocabulary from the counts of words.
 
     The special tokens come first, then the characters that continue words, then those that start
-    them, then merged pieces, most useful first. Arguments as of `tokenizer.trainer`.
+    them, then merged pieces, most useful first.
+
+    Args:
+      kind: "wordpiece".
+      vocab_size: the most tokens that the vocabulary may have.
+      settings: of the tokenizer.
+      coverage: share of the text whose characters are in the vocabulary. On web text, thousands of
+        rare ones would take the places of useful pieces. Words with such a character become the
+        unknown token.
+      max_words: distinct words that are held at most.
+      train_words: words that the library is shown, about. The counts of a larger corpus are scaled
+        down: a vocabulary depends on their ratios.
     """
+
+    tokenizer = WordPiece
 
     def __init__(
         self,
+        kind: str,
         vocab_size: int,
+        settings: dict[str, Any],
         *,
-        special_tokens: Sequence[str] = SPECIAL_TOKENS,
-        lower_case: bool,
-        strip_accents: bool,
-        max_word_chars: int,
+        coverage: float = 0.9999,
+        max_words: int = 2_000_000,
+        train_words: int = 20_000_000,
     ):
-        self.summarize = partial(count_words, lower_case=lower_case, strip_accents=strip_accents)
+        self.summarize = partial(
+            count_words,
+            lower_case=settings["lower_case"],
+            strip_accents=settings["strip_accents"],
+        )
         self._vocab_size = vocab_size
-        self._settings = {
-            "special_tokens": special_tokens,
-            "lower_case": lower_case,
-            "strip_accents": strip_accents,
-            "max_word_chars": max_word_chars,
-        }
+        self._settings = {"special_tokens": SPECIAL_TOKENS, **settings}
+        self._coverage, self._max_words, self._train_words = coverage, max_words, train_words
         self._words: Counter[str] = Counter()
 
     def add(self, summary: Counter[str]) -> None:
         """Adds the words of a chunk. The rarest are forgotten when there are too many."""
         self._words.update(summary)
-        if len(self._words) > MAX_WORDS:
-            self._words = Counter(dict(_by_frequency(self._words)[: MAX_WORDS // 2]))
+        if len(self._words) > self._max_words:
+            self._words = Counter(dict(_by_frequency(self._words)[: self._max_words // 2]))
 
     def finish(self) -> WordPiece:
         """See `Trainer.finish`. Without any text, only the special tokens are in."""
-        vocab = _train_vocab(self._words, self._vocab_size, self._settings["special_tokens"])
+        alphabet = _alphabet(self._words, self._coverage)
+        words = {word: count for word, count in self._words.items() if alphabet.issuperset(word)}
+        words = _scaled(words, self._train_words)
+        vocab = _train_vocab(words, self._vocab_size, self._settings["special_tokens"])
         return WordPiece(vocab, **self._settings)
 
 
 def count_words(lines: list[str], *, lower_case: bool, strip_accents: bool) -> Counter[str]:
-    """How often each word, normalised and split at white space only, is in some lines."""
+    """How often each word, normalized and split at white space only, is in some lines."""
     normalizer = _normalizer(lower_case, strip_accents)
     words: Counter[str] = Counter()
     for line in lines:
@@ -174,14 +172,12 @@ def _normalizer(lower_case: bool, strip_accents: bool) -> normalizers.Normalizer
 def _train_vocab(
     words: Mapping[str, int], vocab_size: int, special_tokens: Sequence[str]
 ) -> list[str]:
-    """Trains WordPiece on normalised words with their counts.
+    """Trains WordPiece on normalized words with their counts.
 
     The library's trainer numbers the continuation characters in the order of a hash table, and
     breaks ties between merges by these numbers, so that each run would give another vocabulary.
     It keeps the numbers of tokens it is given as special, so it is given these characters, sorted.
     """
-    alphabet = _alphabet(words)
-    words = {word: count for word, count in words.items() if alphabet.issuperset(word)}
     split = pre_tokenizers.BertPreTokenizer()
     continuations = {
         f"{CONTINUATION}{character}"
@@ -197,7 +193,7 @@ def _train_vocab(
         special_tokens=[*special_tokens, *sorted(continuations)],
         show_progress=False,
     )
-    corpus = chain.from_iterable(repeat(word, count) for word, count in _scaled(words).items())
+    corpus = chain.from_iterable(repeat(word, count) for word, count in words.items())
     pipeline.train_from_iterator(corpus, trainer)
     ids = pipeline.get_vocab()
     if len(ids) > vocab_size:
@@ -208,8 +204,8 @@ def _train_vocab(
     return sorted(ids, key=ids.__getitem__)
 
 
-def _alphabet(words: Mapping[str, int]) -> set[str]:
-    """The most frequent characters that together make up `CHARACTER_COVERAGE` of the text."""
+def _alphabet(words: Mapping[str, int], coverage: float) -> set[str]:
+    """The most frequent characters that together make up this share of the text."""
     counts: Counter[str] = Counter()
     for word, count in words.items():
         for character in word:
@@ -220,7 +216,7 @@ def _alphabet(words: Mapping[str, int]) -> set[str]:
     return {
         character
         for (character, count), upto in zip(by_frequency, covered, strict=True)
-        if upto - count < CHARACTER_COVERAGE * total
+        if upto - count < coverage * total
     }
 
 
@@ -229,12 +225,12 @@ def _by_frequency(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
-def _scaled(words: Mapping[str, int]) -> Mapping[str, int]:
-    """The counts, divided if need be so that their sum is about `TRAIN_WORDS`; none becomes 0."""
+def _scaled(words: Mapping[str, int], most: int) -> Mapping[str, int]:
+    """The counts, divided if need be so that their sum is about `most`; none becomes 0."""
     total = sum(words.values())
-    if total <= TRAIN_WORDS:
+    if total <= most:
         return words
-    return {word: -(-count * TRAIN_WORDS // total) for word, count in words.items()}
+    return {word: -(-count * most // total) for word, count in words.items()}
 
 
 def _read_vocab(path: str | Path, special_tokens: Sequence[str]) -> list[str]:
