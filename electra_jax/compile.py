@@ -21,10 +21,7 @@ import sys
 from absl import flags
 
 from electra_jax import cli
-from electra_jax.training.ahead_of_time import examine
-
-GIB = 2**30
-
+from electra_jax.training.ahead_of_time import GIB, examine
 
 DOES_NOT_FIT = 3
 

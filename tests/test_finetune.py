@@ -29,6 +29,7 @@ from electra_jax.inference import finetuned
 from electra_jax.interop.pretrained import load_encoder
 from electra_jax.jobs import pretraining
 from electra_jax.jobs.finetuning import complete, finetune
+from electra_jax.objectives.base import Inputs
 from electra_jax.run.workdir import chosen_step
 from electra_jax.sharding.mesh import make_mesh
 from electra_jax.training.checkpoint import restore_params
@@ -132,7 +133,7 @@ def test_widths_change_no_loss():
     losses = []
     for batch in (wide, make_buckets(wide, 1, 8).batch(np.arange(8))):
         arrays = {name: jax.numpy.asarray(x) for name, x in batch.items()}
-        losses.append(objective.sums(params, arrays, (), jax.random.key(0), None, True))
+        losses.append(objective.sums(params, Inputs(arrays, (), jax.random.key(0))))
     assert batch["allowed"].shape == (8, 8)
     for name, value in losses[0].items():
         np.testing.assert_allclose(losses[1][name], value, rtol=1e-5, err_msg=name)

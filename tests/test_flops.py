@@ -7,6 +7,7 @@ from jaxprs import matrix_products, operations
 
 from electra_jax.config import get_config, model_config
 from electra_jax.modeling.flops import peak_flops, train_flops_per_token
+from electra_jax.objectives.base import Inputs
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_formula_equals_the_matrix_products_of_a_training_step(kind, sharing, em
     masked = objective.mask(batch, key)
 
     def loss(params):
-        sums = objective.sums(params, batch, masked, key, key, evaluation=False)
+        sums = objective.sums(params, Inputs(batch, masked, key, key))
         return sum(sums[term][0] for term in objective.loss_terms)
 
     program = jax.make_jaxpr(jax.grad(loss))(objective.structure())

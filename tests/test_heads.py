@@ -15,7 +15,7 @@ from electra_jax.finetune import heads
 from electra_jax.finetune.heads import HeadConfig
 from electra_jax.finetune.objective import FineTuning
 from electra_jax.modeling.params import path_name
-from electra_jax.objectives.base import context
+from electra_jax.objectives.base import Inputs, context
 from electra_jax.sharding.rules import RULES
 
 ENCODER = tiny.encoder(init_stddev=0.3)
@@ -46,7 +46,7 @@ def network(kind: str, outputs: int = 1, style: str = "original") -> tuple[FineT
 
 def sums(objective: FineTuning, params: dict, rows: dict) -> dict[str, np.ndarray]:
     key = jax.random.key(0)
-    found = jax.jit(lambda p, b: objective.sums(p, b, (), key, None, True))(params, rows)
+    found = jax.jit(lambda p, b: objective.sums(p, Inputs(b, (), key)))(params, rows)
     return jax.device_get(found)
 
 
@@ -192,7 +192,7 @@ def test_every_parameter_learns(kind, style):
     rows = jax.tree.map(jnp.asarray, rows)
 
     def loss(params):
-        found = objective.sums(params, rows, (), jax.random.key(0), jax.random.key(1), False)
+        found = objective.sums(params, Inputs(rows, (), jax.random.key(0), jax.random.key(1)))
         return sum(found[name][0] for name in objective.loss_terms)
 
     for name, gradient in tiny.flat(jax.jit(jax.grad(loss))(params)).items():

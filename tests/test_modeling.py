@@ -18,7 +18,7 @@ from electra_jax.modeling.encoder import attention_bias
 from electra_jax.modeling.heads import PADDED_LOGIT
 from electra_jax.modeling.layers import dropout
 from electra_jax.objectives import Objective
-from electra_jax.objectives.base import context
+from electra_jax.objectives.base import Inputs, context
 from electra_jax.objectives.masking import Masked
 
 KEY = jax.random.key(0)
@@ -305,7 +305,7 @@ def drawn(vocab_size: int = tiny.VOCAB) -> Masked:
 
 
 def total_loss(objective: Objective, params: dict, batch: dict, masked: Masked, dropout_key=None):
-    sums = objective.sums(params, batch, masked, KEY, dropout_key, evaluation=False)
+    sums = objective.sums(params, Inputs(batch, masked, KEY, dropout_key))
     terms = objective.loss_terms.items()
     return sum(weight * sums[term][0] / sums[term][1] for term, weight in terms)
 

@@ -14,7 +14,7 @@ from tiny import MASK
 from electra_jax.config import get_config, model_config
 from electra_jax.data import tokenizers
 from electra_jax.objectives import Objective, make_objective, masking, metrics
-from electra_jax.objectives.base import context
+from electra_jax.objectives.base import Inputs, context
 from electra_jax.objectives.electra import ReplacedTokenDetection, rtd_sums
 from electra_jax.objectives.masking import Masked
 from electra_jax.objectives.mlm import mlm_sums
@@ -34,12 +34,12 @@ def mask(objective: Objective, batch) -> Masked:
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="evaluation")
 def sums(objective: Objective, params, batch, masked, evaluation=True):
-    return objective.sums(params, batch, masked, SAMPLES, None, evaluation)
+    return objective.sums(params, Inputs(batch, masked, SAMPLES, is_evaluation=evaluation))
 
 
 def loss(objective: Objective, params, batch, masked, terms=None):
     """The weighted mean losses, of all terms or of some."""
-    pairs = objective.sums(params, batch, masked, SAMPLES, None, False)
+    pairs = objective.sums(params, Inputs(batch, masked, SAMPLES))
     weights = objective.loss_terms
     return sum(
         weights[term] * pairs[term][0] / jnp.maximum(pairs[term][1], 1.0)

@@ -113,9 +113,9 @@ class FixedMasks(MaskedLanguageModel):
 class OftenIll(MaskedLanguageModel):
     """A loss that is not finite where the first token of the batch says so."""
 
-    def sums(self, params, batch, *args, **kwargs):
-        sums = super().sums(params, batch, *args, **kwargs)
-        poison = jnp.where(batch["input_ids"][0, 1] == tiny.MASK, jnp.nan, 1.0)
+    def sums(self, params, inputs):
+        sums = super().sums(params, inputs)
+        poison = jnp.where(inputs.batch["input_ids"][0, 1] == tiny.MASK, jnp.nan, 1.0)
         return sums | {"mlm_loss": sums["mlm_loss"] * poison}
 
 

@@ -24,7 +24,7 @@ from electra_jax.modeling.heads import PADDED_LOGIT, MaskedLMHead
 from electra_jax.monitoring.progress import compilations
 from electra_jax.objectives import Objective, make_objective, masking, metrics
 from electra_jax.objectives.adversarial import policy_sums
-from electra_jax.objectives.base import context
+from electra_jax.objectives.base import Inputs, context
 from electra_jax.objectives.corruption import frequency_logits
 from electra_jax.objectives.masking import Masked
 from electra_jax.objectives.mlm import MaskedLanguageModel
@@ -47,7 +47,7 @@ def gradients(objective: Objective) -> dict[str, dict[str, np.ndarray]]:
     terms = objective.totals(FOUR, masked).keys()
 
     def losses(params):
-        pairs = objective.sums(params, FOUR, masked, SAMPLES, None, False)
+        pairs = objective.sums(params, Inputs(FOUR, masked, SAMPLES))
         return {term: pairs[term][0] for term in terms}
 
     slopes = jax.jit(jax.jacrev(losses))(init(objective))
@@ -87,7 +87,7 @@ def test_electra_15_by_hand():
     objective = tiny.objective("electra_15")
     verdicts = jnp.log(jnp.array([[1.0, 3, 1 / 3, 3, 9, 9], [9.0, 9, 9, 9, 9, 9]]))
     corrupted = jnp.array([[2, 9, 8, 3, 0, 0], [2, 3, 0, 0, 0, 0]])
-    pairs = objective.verdict_sums(verdicts, ROWS, SECOND_AND_THIRD, corrupted, False)
+    pairs = objective.verdict_sums(verdicts, corrupted, Inputs(ROWS, SECOND_AND_THIRD, SAMPLES))
     np.testing.assert_allclose(pairs["rtd_loss"], [-2 * math.log(3 / 4), 2], rtol=1e-6)
     np.testing.assert_array_equal(pairs["rtd_accuracy"], [2, 2])
     np.testing.assert_array_equal(pairs["rtd_precision"], [1, 1])
@@ -237,13 +237,14 @@ def test_closed_gate_makes_all_tokens_mlm_replace_mlm_on_the_selected_positions(
     closed = params | {"discriminator": params["discriminator"] | {"head": head | {"copy": copy}}}
 
     class OfSelected(type(usual)):
-        def main_sums(self, model, batch, masked, corrupted_ids, key, evaluation):
-            selected = masking.is_selected(masked, length)
-            only = {**batch, "piece_ids": batch["piece_ids"] * selected}
+        def main_sums(self, model, corrupted_ids, inputs, key):
+            selected = masking.is_selected(inputs.masked, length)
+            only = {**inputs.batch, "piece_ids": inputs.batch["piece_ids"] * selected}
             # Attention is that of the whole text; the loss is that of the selected positions.
-            states = model.discriminator_states(corrupted_ids, context(batch), key)
+            states = model.discriminator_states(corrupted_ids, context(inputs.batch), key)
             model.discriminator_states = lambda *_: states
-            return super().main_sums(model, only, masked, corrupted_ids, key, evaluation)
+            inputs = dataclasses.replace(inputs, batch=only)
+            return super().main_sums(model, corrupted_ids, inputs, key)
 
     replace = tiny.objective("replace_mlm", loss={"frequencies": usual.frequencies})
     replace = dataclasses.replace(
@@ -283,7 +284,7 @@ def test_all_tokens_mlm_in_parts_is_that_of_all_at_once():
         return pairs["reconstruction_loss"][0]
 
     def in_parts(params):
-        pairs = objective.sums(params, batch, masked, SAMPLES, None, False)
+        pairs = objective.sums(params, Inputs(batch, masked, SAMPLES))
         return pairs["reconstruction_loss"][0]
 
     expected, found = (jax.jit(jax.value_and_grad(loss))(params) for loss in (at_once, in_parts))
@@ -530,7 +531,7 @@ def test_ramps_change_loss_and_temperature():
 
     @jax.jit
     def sums_at(step):
-        return objective.sums(params, FOUR, masked, SAMPLES, None, False, step)
+        return objective.sums(params, Inputs(FOUR, masked, SAMPLES, step=step))
 
     early, late = sums_at(jnp.int32(0)), sums_at(jnp.int32(3))
     end = sums(objective, params, FOUR, masked, evaluation=False)

@@ -195,15 +195,3 @@ class EncoderWithHead(nnx.Module):
     ) -> Float[Array, "B L H"]:
         """The last layer's states. `key` seeds dropout; None switches it off."""
         return run_tower(self.embeddings, self.encoder, ids, context, key)
-
-
-def init(config: EncoderConfig, head: HeadConfig, key: PRNGKey) -> tuple[nnx.GraphDef, dict]:
-    """The network's structure and fresh float32 parameters."""
-    graph, state = nnx.split(EncoderWithHead(config, head, nnx.Rngs(params=key)))
-    return graph, nnx.to_pure_dict(state)
-
-
-def structure(config: EncoderConfig, head: HeadConfig) -> tuple[nnx.GraphDef, dict]:
-    """As `init`, with shapes in place of values."""
-    graph, state = nnx.split(nnx.eval_shape(lambda: EncoderWithHead(config, head, nnx.Rngs(0))))
-    return graph, nnx.to_pure_dict(state)

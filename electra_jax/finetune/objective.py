@@ -16,9 +16,19 @@ from jaxtyping import Array, Float, Int
 from electra_jax.finetune import heads
 from electra_jax.finetune.heads import EncoderWithHead, HeadConfig
 from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.flops import encoder_flops
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.modeling.params import Params
-from electra_jax.objectives.base import Batch, Sums, binary_cross_entropy, context, pair
+from electra_jax.objectives.base import (
+    Batch,
+    Inputs,
+    Objective,
+    Sums,
+    binary_cross_entropy,
+    context,
+    pair,
+    split_key,
+)
 from electra_jax.objectives.metrics import Metric
 from electra_jax.objectives.schedules import Step
 
@@ -26,7 +36,7 @@ Outputs = dict[str, Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class FineTuning:
+class FineTuning(Objective):
     """A task's loss on an encoder with a head. Batches have the fields of `finetune.task`."""
 
     encoder: EncoderConfig
@@ -51,24 +61,6 @@ class FineTuning:
         """Of the computation."""
         return self.encoder.dtype
 
-    @property
-    def loss_terms(self) -> dict[str, float]:
-        """Weight of each mean loss in the total."""
-        return self.loss_weights(None)
-
-    @property
-    def switch_step(self) -> int:
-        """There is one stage."""
-        return 0
-
-    def second_stage(self, params: Params) -> Params:
-        """There is none."""
-        return params
-
-    def is_trained(self, name: str, step: Step) -> bool:
-        """All parameters are."""
-        return True
-
     def loss_weights(self, step: Step) -> dict[str, float]:
         """Weight of each mean loss in the total, the same at every step."""
         if self.head.kind != "qa":
@@ -76,18 +68,13 @@ class FineTuning:
         spans = {"start_loss": 0.5, "end_loss": 0.5}
         return spans | ({"answerable_loss": 0.5} if self.head.style == "original" else {})
 
-    def init(self, key: PRNGKey) -> Params:
-        """Fresh parameters."""
-        return heads.init(self.encoder, self.head, key)[1]
+    def network(self, rngs: nnx.Rngs) -> EncoderWithHead:
+        """The encoder and the head on it."""
+        return EncoderWithHead(self.encoder, self.head, rngs)
 
-    def structure(self) -> Params:
-        """Shapes and dtypes of the parameters."""
-        return heads.structure(self.encoder, self.head)[1]
-
-    def bind(self, params: Params) -> EncoderWithHead:
-        """The network with `params` cast, once, to the compute dtype."""
-        graph = heads.structure(self.encoder, self.head)[0]
-        return nnx.merge(graph, jax.tree.map(lambda x: x.astype(self.dtype), params))
+    def flops_per_token(self, length: int) -> float:
+        """Operations for one token of a training step; those of the head are left out."""
+        return 3.0 * encoder_flops(self.encoder, length)
 
     def mask(self, batch: Batch, key: PRNGKey) -> tuple:
         """Nothing is drawn beforehand."""
@@ -98,18 +85,10 @@ class FineTuning:
         weights = batch["label"] >= 0 if self.head.kind == "tagging" else is_example(batch)
         return dict.fromkeys(self.loss_terms, weights.sum(dtype=jnp.float32))
 
-    def sums(
-        self,
-        params: Params,
-        batch: Batch,
-        masked: tuple,
-        key: PRNGKey,
-        dropout_key: PRNGKey | None,
-        evaluation: bool,
-        step: Step = None,
-    ) -> Sums:
+    def sums(self, params: Params, inputs: Inputs) -> Sums:
         """The loss terms and, where it has a meaning, the accuracy, as `[sum, weight]`."""
-        body_key, head_key = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+        batch = inputs.batch
+        body_key, head_key = split_key(inputs.dropout_key)
         model = self.bind(params)
         hidden = model.hidden(batch["input_ids"], context(batch), body_key)
         weights = is_example(batch)

@@ -14,7 +14,7 @@ from electra_jax.objectives.base import Batch, context
 from electra_jax.objectives.electra import ReplacedTokenDetection
 from electra_jax.objectives.mlm import MaskedLanguageModel
 from electra_jax.objectives.schedules import at
-from electra_jax.training.step import stream
+from electra_jax.training.step import evaluation_inputs
 
 Outputs = dict[str, Array]
 
@@ -36,10 +36,10 @@ def corrupted(
       not in use; `proposals` [B, P, K], the best first, and their `probabilities`.
     """
     model = objective.bind(params)
-    key = stream(jax.random.key(seed), "evaluation")
-    masked = objective.mask(batch, stream(key, "mask"))
+    inputs = evaluation_inputs(objective, batch, seed)
+    masked = inputs.masked
     logits = objective.generator_logits(model, batch, masked, None)
-    _, shown_ids = objective.corrupt(logits, batch, masked, stream(key, "sample"), None)
+    _, shown_ids = objective.corrupt(logits, batch, masked, inputs.sample_key, None)
     sampled_from = masking.proposal_logits(
         logits, masked.labels, at(objective.temperature, None), objective.disallow_correct
     )

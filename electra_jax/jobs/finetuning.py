@@ -23,7 +23,6 @@ from electra_jax.finetune.objective import FineTuning
 from electra_jax.finetune.task import TRAIN, Arrays, Task
 from electra_jax.interop.pretrained import Pretrained, load_encoder
 from electra_jax.modeling.encoder import EncoderConfig
-from electra_jax.modeling.flops import encoder_flops
 from electra_jax.modeling.params import Params, path_name
 from electra_jax.monitoring.writer import read_metrics
 from electra_jax.objectives.metrics import Metric
@@ -413,7 +412,7 @@ def make_job(
         return stacked([of_seed(seed, start, share) for seed in seeds])
 
     real = int(arrays["piece_ids"].sum()) / (len(rows) * rows.mean_width)
-    flops_per_token = 3.0 * encoder_flops(work.objective.encoder, round(rows.mean_width))
+    flops_per_token = work.objective.flops_per_token(round(rows.mean_width))
     initial = {path_name(path): x for path, x in jax.tree.leaves_with_path(work.pretrained.params)}
     facts = {
         "data": {

@@ -18,7 +18,6 @@ from electra_jax.errors import UserError
 from electra_jax.inference import network_outputs
 from electra_jax.interop.generator import generator_weights
 from electra_jax.interop.pretrained import load_networks
-from electra_jax.modeling.flops import train_flops_per_token
 from electra_jax.modeling.params import Params
 from electra_jax.monitoring import health
 from electra_jax.monitoring.progress import add_up
@@ -117,12 +116,7 @@ def make_job(config: ConfigDict, is_new: bool, log: Log) -> Job:
             prefetch=config.data.prefetch,
         )
 
-    flops_per_token = train_flops_per_token(
-        objective.model,
-        length,
-        objective.masking.max_predictions(length),
-        objective.generator_passes,
-    )
+    flops_per_token = objective.flops_per_token(length)
     optimizer = OptimizerConfig(num_steps=config.num_train_steps, **config.optimizer)
     return Job(
         objective,

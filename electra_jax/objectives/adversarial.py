@@ -15,10 +15,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from electra_jax.errors import UserError
-from electra_jax.modeling.layers import PRNGKey
 from electra_jax.modeling.params import Params
 from electra_jax.objectives import masking
-from electra_jax.objectives.base import Batch, Sums, context, pair
+from electra_jax.objectives.base import Batch, Inputs, Sums, context, pair, split_key
 from electra_jax.objectives.corruption import require_second_stage
 from electra_jax.objectives.electra import ReplacedTokenDetection, rtd_cross_entropy
 from electra_jax.objectives.masking import Masked, Vocabulary
@@ -80,24 +79,16 @@ class AdversarialTokenDetection(ReplacedTokenDetection):
         totals = super().totals(batch, masked)
         return totals | dict.fromkeys(("policy_loss", "baseline_loss"), totals["mlm_loss"])
 
-    def sums(
-        self,
-        params: Params,
-        batch: Batch,
-        masked: Masked,
-        key: PRNGKey,
-        dropout_key: PRNGKey | None,
-        evaluation: bool,
-        step: Step = None,
-    ) -> Sums:
+    def sums(self, params: Params, inputs: Inputs) -> Sums:
         """Metrics of replaced token detection, `reward`, and the losses of policy and baseline."""
-        keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+        batch, masked, step = inputs.batch, inputs.masked, inputs.step
+        keys = split_key(inputs.dropout_key)
         model = self.bind(params)
         states = model.generator_states(
             masked.masked_ids, context(batch), masked.masked_positions, keys[0]
         )
         logits = model.propose(states)
-        samples, corrupted_ids = self.corrupt(logits, batch, masked, key, step)
+        samples, corrupted_ids = self.corrupt(logits, batch, masked, inputs.sample_key, step)
         verdicts = model.discriminate(corrupted_ids, context(batch), keys[1])
 
         rewards = jnp.take_along_axis(
@@ -113,7 +104,7 @@ class AdversarialTokenDetection(ReplacedTokenDetection):
         return (
             mlm_sums(logits, masked)
             | {"sampled_mlm_accuracy": pair(sampled_right, masked.weights)}
-            | self.verdict_sums(verdicts, batch, masked, corrupted_ids, evaluation)
+            | self.verdict_sums(verdicts, corrupted_ids, inputs)
             | policy_sums(policy, samples, rewards, baseline.astype(jnp.float32), masked.weights)
         )
 

@@ -1,11 +1,15 @@
 """What an objective is, to the loop, the step and the devices."""
 
+import abc
+import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, runtime_checkable
 
+import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Num, PyTree
+from jaxtyping import Array, Bool, Float, Key, Num, PyTree
 
 from electra_jax.modeling.electra import Context
 from electra_jax.modeling.layers import PRNGKey
@@ -17,9 +21,30 @@ Batch = dict[str, Num[Array, "B ..."]]
 Sums = dict[str, Float[Array, "..."]]
 
 
-@runtime_checkable
-class Objective(Protocol):
-    """A pure loss over parameters, a batch and keys.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """All that an objective computes the sums of some rows from, beside the parameters.
+
+    Attributes:
+      masked: what `Objective.mask` has drawn for these rows.
+      sample_key: seeds what is sampled. Each row folds its number into it, so it is the same for
+        all rows of a step, wherever they are.
+      dropout_key: seeds the dropout of these rows; None switches it off.
+      step: None when all schedules and stages have come to their end, as in evaluation.
+      is_evaluation: whether to compute what is too costly for every step of the training.
+    """
+
+    batch: Batch
+    masked: PyTree
+    sample_key: PRNGKey
+    dropout_key: PRNGKey | None = None
+    step: Step = None
+    is_evaluation: bool = dataclasses.field(default=False, metadata={"static": True})
+
+
+class Objective(abc.ABC):
+    """A pure loss over parameters, a batch and keys. Subclasses are frozen dataclasses.
 
     What changes during training is a function of the step counter, inside the one compiled step:
     so resuming is exact and nothing is compiled again. Evaluation has no step: it is always that
@@ -27,15 +52,16 @@ class Objective(Protocol):
     """
 
     @property
+    @abc.abstractmethod
     def dtype(self) -> DTypeLike:
-        """Of the computation."""
-        ...
+        """The dtype of activations and matrix products."""
 
     @property
+    @abc.abstractmethod
     def metrics(self) -> Mapping[str, Metric]:
         """What can be measured, by the names in `sums`, in the order in which it is shown."""
-        ...
 
+    @abc.abstractmethod
     def symptoms(self, logged: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, str]]:
         """What may be wrong with the training: a name, and a sentence, or "" where all is well.
 
@@ -45,62 +71,81 @@ class Objective(Protocol):
           logged: since then, metrics of the newest windows of training (`train/NAME`), and of all
             evaluations (`eval/NAME`), each the newest last.
         """
-        ...
 
-    @property
-    def loss_terms(self) -> dict[str, float]:
-        """Weight of each mean in the total loss at the end of training."""
-        ...
+    @abc.abstractmethod
+    def network(self, rngs: nnx.Rngs) -> nnx.Module:
+        """A new network whose parameters are drawn from `rngs`."""
 
+    @abc.abstractmethod
+    def flops_per_token(self, length: int) -> float:
+        """Operations for one token of a training step on rows of `length` tokens."""
+
+    @abc.abstractmethod
     def loss_weights(self, step: Step) -> dict[str, float | Float[Array, ""]]:
-        """The same at `step`."""
-        ...
+        """Weight of each mean loss in the total at `step`."""
 
-    @property
-    def switch_step(self) -> int:
-        """The step that a second stage begins with, or 0."""
-        ...
-
-    def second_stage(self, params: Params) -> Params:
-        """What the second stage begins with, from what the first has ended with."""
-        ...
-
-    def is_trained(self, name: str, step: Step) -> bool | Bool[Array, ""]:
-        """Whether the parameter `name` moves at `step`."""
-        ...
-
-    def init(self, key: PRNGKey) -> Params:
-        """Fresh parameters."""
-        ...
-
-    def structure(self) -> Params:
-        """Shapes and dtypes of the parameters."""
-        ...
-
+    @abc.abstractmethod
     def mask(self, batch: Batch, key: PRNGKey) -> PyTree:
-        """What is drawn before the networks run, for the rows of `batch`."""
-        ...
+        """What is drawn for the rows of `batch` before the network runs."""
 
+    @abc.abstractmethod
     def totals(self, batch: Batch, masked: PyTree) -> dict[str, Float[Array, ""]]:
         """For each loss term, the weight that its sum is divided by."""
-        ...
 
-    def sums(
-        self,
-        params: Params,
-        batch: Batch,
-        masked: PyTree,
-        key: PRNGKey,
-        dropout_key: PRNGKey | None,
-        evaluation: bool,
-        step: Step = None,
-    ) -> Sums:
+    @abc.abstractmethod
+    def sums(self, params: Params, inputs: Inputs) -> Sums:
         """Metrics as `[sum, weight]` pairs, loss terms among them.
 
         Sums over rows only: parts of a batch can be added up. The step divides by totals of the
         global batch, so no number depends on how the batch was split.
         """
-        ...
+
+    # Stages: one, unless a subclass says otherwise
+
+    @property
+    def switch_step(self) -> int:
+        """The step that the second stage begins with, or 0."""
+        return 0
+
+    def second_stage(self, params: Params) -> Params:
+        """What the second stage begins with, from what the first has ended with."""
+        return params
+
+    def is_trained(self, name: str, step: Step) -> bool | Bool[Array, ""]:
+        """Whether the parameter `name` moves at `step`."""
+        return True
+
+    # What follows
+
+    @property
+    def loss_terms(self) -> dict[str, float]:
+        """Weight of each mean loss in the total at the end of training."""
+        return self.loss_weights(None)
+
+    def init(self, key: PRNGKey) -> Params:
+        """Fresh float32 parameters."""
+        return nnx.to_pure_dict(nnx.state(self.network(nnx.Rngs(params=key))))
+
+    def structure(self) -> Params:
+        """Shapes and dtypes of the parameters: costs no memory at any size."""
+        shapes = _structure(self)[1]
+        return jax.tree.map(lambda x: x, shapes)  # the caller's own
+
+    def bind(self, params: Params) -> nnx.Module:
+        """The network with `params` cast, once, to the compute dtype."""
+        cast = jax.tree.map(lambda x: x.astype(self.dtype), params)
+        return nnx.merge(_structure(self)[0], cast)
+
+
+@functools.lru_cache
+def _structure(objective: Objective) -> tuple[nnx.GraphDef, Params]:
+    graph, state = nnx.split(nnx.eval_shape(lambda: objective.network(nnx.Rngs(0))))
+    return graph, nnx.to_pure_dict(state)
+
+
+def split_key(key: PRNGKey | None) -> Key[Array, "2"] | tuple[None, None]:
+    """A key for each of two networks; no keys where there is none."""
+    return (None, None) if key is None else jax.random.split(key)
 
 
 def is_real(batch: Batch) -> Array:

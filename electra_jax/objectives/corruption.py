@@ -23,7 +23,7 @@ from electra_jax.modeling.heads import PADDED_LOGIT, VOCAB_BLOCK
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.modeling.params import Params
 from electra_jax.objectives import masking, networks, schedules
-from electra_jax.objectives.base import Batch, Sums, context, pair
+from electra_jax.objectives.base import Batch, Inputs, Sums, context, pair, split_key
 from electra_jax.objectives.masking import Masked, MaskingConfig, Vocabulary
 from electra_jax.objectives.metrics import Metric
 from electra_jax.objectives.mlm import MaskedLanguageModel, mlm_sums, require_weight
@@ -135,13 +135,11 @@ class CorruptedText(MaskedLanguageModel):
     def main_sums(
         self,
         model: Electra,
-        batch: Batch,
-        masked: Masked,
         corrupted_ids: Int[Array, "B L"],
+        inputs: Inputs,
         key: PRNGKey | None,
-        evaluation: bool,
     ) -> Sums:
-        """The main network's loss and metrics."""
+        """The main network's loss and metrics; `key` seeds its dropout."""
         raise NotImplementedError
 
     # Stages
@@ -202,18 +200,10 @@ class CorruptedText(MaskedLanguageModel):
             self.main_term: self.judged(batch, masked).sum(dtype=jnp.float32)
         }
 
-    def sums(
-        self,
-        params: Params,
-        batch: Batch,
-        masked: Masked,
-        key: PRNGKey,
-        dropout_key: PRNGKey | None,
-        evaluation: bool,
-        step: Step = None,
-    ) -> Sums:
-        """Metrics of both networks; without `step`, those of the last stage."""
-        keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+    def sums(self, params: Params, inputs: Inputs) -> Sums:
+        """Metrics of both networks; without a step, those of the last stage."""
+        batch, masked, step = inputs.batch, inputs.masked, inputs.step
+        keys = split_key(inputs.dropout_key)
 
         def generator_alone(params: Params) -> Sums:
             sums = mlm_sums(
@@ -232,11 +222,11 @@ class CorruptedText(MaskedLanguageModel):
             logits = self.generator_logits(model, batch, masked, keys[0])
             if self.generator_steps is not None:
                 logits = jax.lax.stop_gradient(logits)
-            samples, corrupted_ids = self.corrupt(logits, batch, masked, key, step)
+            samples, corrupted_ids = self.corrupt(logits, batch, masked, inputs.sample_key, step)
             sums = {} if self.frequencies else mlm_sums(logits, masked)
             sampled_right = (samples == masked.labels).astype(jnp.float32)
             sums["sampled_mlm_accuracy"] = pair(sampled_right, masked.weights)
-            return sums | self.main_sums(model, batch, masked, corrupted_ids, keys[1], evaluation)
+            return sums | self.main_sums(model, corrupted_ids, inputs, keys[1])
 
         if not self.generator_steps or step is None:
             return both(params)

@@ -15,7 +15,15 @@ from electra_jax.modeling.electra import Electra
 from electra_jax.modeling.heads import ReplacedTokenHead
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.objectives import masking
-from electra_jax.objectives.base import Batch, Sums, binary_cross_entropy, context, is_real, pair
+from electra_jax.objectives.base import (
+    Batch,
+    Inputs,
+    Sums,
+    binary_cross_entropy,
+    context,
+    is_real,
+    pair,
+)
 from electra_jax.objectives.corruption import REPLACED, CorruptedText
 from electra_jax.objectives.masking import Masked, Vocabulary
 from electra_jax.objectives.metrics import Metric, score_histogram
@@ -97,29 +105,22 @@ class ReplacedTokenDetection(CorruptedText):
     def main_sums(
         self,
         model: Electra,
-        batch: Batch,
-        masked: Masked,
         corrupted_ids: Int[Array, "B L"],
+        inputs: Inputs,
         key: PRNGKey | None,
-        evaluation: bool,
     ) -> Sums:
         """All metrics of spec 3.7 over the judged tokens; scores behind AUC only in evaluation."""
-        verdicts = model.discriminate(corrupted_ids, context(batch), key)
-        return self.verdict_sums(verdicts, batch, masked, corrupted_ids, evaluation)
+        verdicts = model.discriminate(corrupted_ids, context(inputs.batch), key)
+        return self.verdict_sums(verdicts, corrupted_ids, inputs)
 
     def verdict_sums(
-        self,
-        verdicts: Float[Array, "B L"],
-        batch: Batch,
-        masked: Masked,
-        corrupted_ids: Int[Array, "B L"],
-        evaluation: bool,
+        self, verdicts: Float[Array, "B L"], corrupted_ids: Int[Array, "B L"], inputs: Inputs
     ) -> Sums:
         """`main_sums`, from the discriminator's logits."""
-        is_replaced = corrupted_ids != batch["input_ids"]
-        judged = self.judged(batch, masked)
+        is_replaced = corrupted_ids != inputs.batch["input_ids"]
+        judged = self.judged(inputs.batch, inputs.masked)
         sums = rtd_sums(verdicts, is_replaced, judged)
-        if evaluation:
+        if inputs.is_evaluation:
             sums["rtd_auc"] = score_histogram(verdicts, is_replaced, judged)
         return sums
 

@@ -13,15 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from electra_jax.errors import UserError
-from electra_jax.modeling import electra
 from electra_jax.modeling.electra import Electra, ElectraConfig
+from electra_jax.modeling.flops import train_flops_per_token
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.modeling.params import Params
 from electra_jax.objectives import masking, networks, schedules
-from electra_jax.objectives.base import Batch, Sums, context, is_real, pair
+from electra_jax.objectives.base import Batch, Inputs, Objective, Sums, context, is_real, pair
 from electra_jax.objectives.masking import Masked, MaskingConfig, Vocabulary
 from electra_jax.objectives.metrics import Metric
 from electra_jax.objectives.schedules import Schedule, Step, at
@@ -31,7 +31,7 @@ LEARNS_NOTHING = 0.95  # share of the loss of guessing
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedLanguageModel:
+class MaskedLanguageModel(Objective):
     """Predict the original token at the masked positions.
 
     Attributes:
@@ -95,45 +95,23 @@ class MaskedLanguageModel:
         """Of the computation."""
         return self.model.main.dtype
 
-    @property
-    def loss_terms(self) -> dict[str, float]:
-        """Weight of each mean loss in the total, at the end of training."""
-        return self.loss_weights(None)
-
     def loss_weights(self, step: Step) -> dict[str, float | Float[Array, ""]]:
         """Weight of each mean loss in the total at `step`."""
         return {"mlm_loss": at(self.generator_weight, step)}
-
-    @property
-    def switch_step(self) -> int:
-        """The step that a second stage begins with, or 0."""
-        return 0
-
-    def second_stage(self, params: Params) -> Params:
-        """What the second stage begins with, from what the first has ended with."""
-        return params
-
-    def is_trained(self, name: str, step: Step) -> bool | Bool[Array, ""]:
-        """Whether the parameter `name` moves at `step`."""
-        return True
 
     @property
     def generator_passes(self) -> int:
         """What the generator costs, in forward passes; a backward pass is two."""
         return 3
 
-    def init(self, key: PRNGKey) -> Params:
-        """Fresh parameters."""
-        return electra.init(self.model, key)[1]
+    def network(self, rngs: nnx.Rngs) -> Electra:
+        """Generator and discriminator, as far as there are both."""
+        return Electra(self.model, rngs)
 
-    def structure(self) -> Params:
-        """Shapes and dtypes of the parameters."""
-        return electra.structure(self.model)[1]
-
-    def bind(self, params: Params) -> Electra:
-        """The model with `params` cast, once, to the compute dtype."""
-        graph = electra.structure(self.model)[0]
-        return nnx.merge(graph, jax.tree.map(lambda x: x.astype(self.dtype), params))
+    def flops_per_token(self, length: int) -> float:
+        """Operations for one token of a training step on rows of `length` tokens."""
+        predictions = self.masking.max_predictions(length)
+        return train_flops_per_token(self.model, length, predictions, self.generator_passes)
 
     def mask(self, batch: Batch, key: PRNGKey) -> Masked:
         """Draw the positions to predict."""
@@ -144,19 +122,11 @@ class MaskedLanguageModel:
         """Number of predictions."""
         return {"mlm_loss": masked.weights.sum()}
 
-    def sums(
-        self,
-        params: Params,
-        batch: Batch,
-        masked: Masked,
-        key: PRNGKey,
-        dropout_key: PRNGKey | None,
-        evaluation: bool,
-        step: Step = None,
-    ) -> Sums:
+    def sums(self, params: Params, inputs: Inputs) -> Sums:
         """`mlm_loss` and `mlm_accuracy` as `[sum, weight]`."""
+        masked = inputs.masked
         logits = self.bind(params).generate(
-            masked.masked_ids, context(batch), masked.masked_positions, dropout_key
+            masked.masked_ids, context(inputs.batch), masked.masked_positions, inputs.dropout_key
         )
         return mlm_sums(logits, masked)
 

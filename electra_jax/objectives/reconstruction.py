@@ -16,7 +16,7 @@ from electra_jax.modeling.electra import Electra
 from electra_jax.modeling.heads import CopyHead, MaskedLMHead
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.objectives import masking
-from electra_jax.objectives.base import Batch, Sums, context, is_real, pair
+from electra_jax.objectives.base import Batch, Inputs, Sums, context, is_real, pair
 from electra_jax.objectives.corruption import REPLACED, CorruptedText
 from electra_jax.objectives.masking import Masked
 from electra_jax.objectives.metrics import Metric
@@ -56,13 +56,12 @@ class ReplaceMLM(CorruptedText):
     def main_sums(
         self,
         model: Electra,
-        batch: Batch,
-        masked: Masked,
         corrupted_ids: Int[Array, "B L"],
+        inputs: Inputs,
         key: PRNGKey | None,
-        evaluation: bool,
     ) -> Sums:
         """Loss and accuracy over the predicted positions."""
+        batch, masked = inputs.batch, inputs.masked
         states = model.discriminator_states(corrupted_ids, context(batch), key)
         states = jnp.take_along_axis(states, masked.masked_positions[..., None], axis=1)
         logits = model.discriminator.head(states, model.discriminator_words())
@@ -99,17 +98,16 @@ class AllTokensMLM(CorruptedText):
     def main_sums(
         self,
         model: Electra,
-        batch: Batch,
-        masked: Masked,
         corrupted_ids: Int[Array, "B L"],
+        inputs: Inputs,
         key: PRNGKey | None,
-        evaluation: bool,
     ) -> Sums:
         """Loss and accuracy over all real tokens.
 
         There are never logits for all of them at once: the vocabulary is projected to for some
         positions at a time, no more than the generator predicts, and once more going backward.
         """
+        batch, masked = inputs.batch, inputs.masked
         head, words = model.discriminator.head, model.discriminator_words()
         states = model.discriminator_states(corrupted_ids, context(batch), key)
         length, at_once = states.shape[1], masked.masked_positions.shape[1]

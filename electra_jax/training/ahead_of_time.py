@@ -16,13 +16,14 @@ from electra_jax.data import tokenizers
 from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.data.tokenizers.wordpiece import WordPiece
 from electra_jax.errors import UserError
-from electra_jax.modeling.flops import peak_flops, train_flops_per_token
+from electra_jax.modeling.flops import peak_flops
 from electra_jax.objectives import make_objective
 from electra_jax.sharding.collectives import collectives
 from electra_jax.sharding.mesh import make_mesh
 from electra_jax.training.optimizer import OptimizerConfig
 from electra_jax.training.program import Program, program_of
 
+GIB = 2**30
 TPU = {
     "JAX_PLATFORMS": "cpu",  # a TPU that is there stays free for others
     "TPU_SKIP_MDS_QUERY": "1",  # do not ask a cloud what machine this is
@@ -92,13 +93,8 @@ def examine(config: ConfigDict, topology: str | None, num_slices: int = 1) -> di
     mesh = make_mesh(config.parallel, devices)
     optimizer = OptimizerConfig(num_steps=config.num_train_steps, **config.optimizer)
     program = program_of(config, mesh, objective, optimizer)
-    length = config.data.sequence_length
-    per_token = train_flops_per_token(
-        objective.model,
-        length,
-        objective.masking.max_predictions(length),
-        objective.generator_passes,
-    )
+    num_tokens = config.batch_size * config.data.sequence_length
+    flops = objective.flops_per_token(config.data.sequence_length) * num_tokens
     facts = {
         "topology": topology,
         "num_slices": num_slices,
@@ -106,7 +102,7 @@ def examine(config: ConfigDict, topology: str | None, num_slices: int = 1) -> di
         "devices": len(devices),
         "mesh": dict(mesh.shape),
         "parameters": sum(x.size for x in jax.tree.leaves(program.abstract_state.params)),
-        "flops_per_device": per_token * config.batch_size * length / len(devices),
+        "flops_per_device": flops / len(devices),
     }
     started = time.monotonic()
     try:

@@ -10,11 +10,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jaxtyping import Array
 from ml_collections import ConfigDict
 
-from electra_jax.modeling.params import Params, path_name
+from electra_jax.modeling.params import path_name
 from electra_jax.objectives import Objective
 from electra_jax.objectives.base import Batch, Sums
 from electra_jax.sharding.mesh import BATCH, ROWS, P, place, share_of_rows
-from electra_jax.sharding.rows import on_own_rows
+from electra_jax.sharding.rows import gathered
 from electra_jax.sharding.rules import shardings
 from electra_jax.training.optimizer import OptimizerConfig
 from electra_jax.training.step import TrainState, eval_step, init_state, train_step
@@ -59,7 +59,7 @@ class Program:
       abstract_state: shapes, dtypes and shardings: what a checkpoint is restored into.
       init: makes the state of step 0 in place.
       train_step: (state, placed batch) to (state, sums). Its input state is consumed.
-      eval_step: (params, placed batch) to sums.
+      eval_step: (params, placed batch) to sums. Several trials at once have none.
       place: this process's rows of a batch to arrays on the devices.
       share: which rows of a batch these are: (i, n) stands for the i-th of n equal parts.
     """
@@ -67,15 +67,16 @@ class Program:
     abstract_state: TrainState
     init: Seeded
     train_step: Seeded
-    eval_step: Seeded
     place: Callable[[dict[str, np.ndarray]], Batch]
     share: tuple[int, int]
+    eval_step: Seeded | None = None
 
     def with_seed(self, seed: int) -> "Program":
         """That of another run: what is compiled for one is compiled for both."""
         functions = {
-            name: dataclasses.replace(getattr(self, name), seed=np.asarray(seed, np.uint32))
+            name: dataclasses.replace(function, seed=np.asarray(seed, np.uint32))
             for name in ("init", "train_step", "eval_step")
+            if (function := getattr(self, name))
         }
         return dataclasses.replace(self, **functions)
 
@@ -98,27 +99,29 @@ def make_program(
         )
         rows, everywhere = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
         layout = jax.tree.map(lambda _: everywhere, state)
+        carried = {"axes": ("data",)}
     else:
         rows, everywhere = NamedSharding(mesh, BATCH), NamedSharding(mesh, P())
         layout = shardings(state, mesh, shard_optimizer)
+        carried = {}
         if mesh.shape["data"] * mesh.shape["fsdp"] > 1:
             moments = layout.opt_state[1]["mu"]
-            objective = on_own_rows(objective, layout.params, moments)
+            sums_of = gathered(objective.sums, objective.dtype, layout.params, moments)
+            carried = {"sums_of": sums_of}
     train = functools.partial(
         train_step,
         objective=objective,
         optimizer=optimizer,
         num_microbatches=num_microbatches,
+        **carried,
     )
-    evaluate = functools.partial(eval_step, objective=objective)
+    evaluate = functools.partial(eval_step, objective=objective, **carried)
     if api == "pmap":
         pmap = functools.partial(
             jax.pmap, axis_name="data", in_axes=(None, 0, None), devices=list(mesh.devices.flat)
         )
-        train = pmap(
-            functools.partial(train, axis_name="data"), out_axes=(None, None), donate_argnums=0
-        )
-        evaluate = pmap(functools.partial(evaluate, axis_name="data"), out_axes=None)
+        train = pmap(train, out_axes=(None, None), donate_argnums=0)
+        evaluate = pmap(evaluate, out_axes=None)
     else:
         train = jax.jit(
             train,
@@ -171,7 +174,7 @@ def make_trials_program(
     """As `make_program`, for several seeds T at once: small tasks leave an accelerator idle.
 
     State and batches have an axis of trials in front; sums are those of all. Each trial computes
-    what it would alone, with data parallelism only. There is no evaluation step.
+    what it would alone, with data parallelism only.
     """
     everywhere, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P(None, ROWS))
     init = jax.vmap(functools.partial(init_state, objective, optimizer))
@@ -183,9 +186,6 @@ def make_trials_program(
     def train(state: TrainState, batch: Batch, seeds: Array) -> tuple[TrainState, Sums]:
         state, sums = jax.vmap(step)(state, batch, seeds)
         return state, jax.tree.map(lambda x: x.sum(axis=0), sums)
-
-    def evaluate(params: Params, batch: Batch, seeds: Array) -> Sums:
-        raise NotImplementedError
 
     seeded = functools.partial(Seeded, seed=key_seeds, sharding=everywhere)
     return Program(
@@ -202,7 +202,6 @@ def make_trials_program(
                 donate_argnums=0,
             )
         ),
-        eval_step=seeded(evaluate),
         place=functools.partial(place, sharding=rows, per_device=False),
         share=share_of_rows(NamedSharding(mesh, BATCH)),
     )

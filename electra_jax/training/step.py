@@ -1,23 +1,25 @@
 """The train step and the evaluation step: pure functions of state and batch.
 
 One function serves one device, a sharded mesh and `jax.pmap`. Under `jax.jit` a batch is the global
-batch and `axis_name` is None. Under `jax.pmap` a batch is one device's share, and every sum that
-leaves it is added over `axis_name`.
+batch, and `axes` is empty. Under `jax.pmap` a batch is one device's share, and every sum that
+leaves it is added over `axes`.
 """
 
 import dataclasses
 import functools
 import zlib
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.modeling.params import Params
 from electra_jax.objectives import Objective
-from electra_jax.objectives.base import Batch, Sums, is_real
+from electra_jax.objectives.base import Batch, Inputs, Sums, is_real
+from electra_jax.sharding.rows import Axes, SumsOf, add_over, own_key
 from electra_jax.training.optimizer import (
     OptimizerConfig,
     learning_rate,
@@ -73,30 +75,34 @@ def train_step(
     *,
     objective: Objective,
     optimizer: OptimizerConfig,
+    sums_of: SumsOf | None = None,
     num_microbatches: int = 1,
-    axis_name: str | None = None,
+    axes: Axes = (),
 ) -> tuple[TrainState, Sums]:
     """Mask, generate, sample, discriminate, differentiate and update.
 
     Args:
       batch: `input_ids`, `piece_ids`, `position_ids`, `token_type_ids`, each int32 [B, L], and
         `row`, int32 [B], the index of each row in the global batch.
+      sums_of: computes the sums, by default `objective.sums`.
       num_microbatches: gradients are accumulated over this many parts of the batch. The result is
         that of the whole batch.
+      axes: of devices with a batch each.
 
     Returns:
       The next state, and `[sum, weight]` pairs by metric name, `learning_rate` and `grad_norm`
       (before clipping) among them, and `loss` where the weights of its terms change. Where one of
-      these is not finite, parameters and optimiser are those of `state`: the update is skipped.
+      these is not finite, parameters and optimizer are those of `state`: the update is skipped.
     """
     state = begin_stage(objective, state)
     weights = objective.loss_weights(state.step)
     key = jax.random.fold_in(jax.random.key(seed), state.step)
-    masked = objective.mask(batch, stream(key, "mask"))
-    totals = add_over_devices(objective.totals(batch, masked), axis_name)
-    dropout_key = stream(key, "dropout")
-    if axis_name:
-        dropout_key = jax.random.fold_in(dropout_key, jax.lax.axis_index(axis_name))
+    inputs = dataclasses.replace(
+        draw(objective, batch, key),
+        dropout_key=own_key(stream(key, "dropout"), axes),
+        step=state.step,
+    )
+    totals = add_over(objective.totals(batch, inputs.masked), axes)
 
     def loss_of(sums: Sums) -> Float[Array, ""]:
         return sum(
@@ -104,34 +110,12 @@ def train_step(
             for term, weight in weights.items()
         )
 
-    def loss_and_sums(params, part) -> tuple[Float[Array, ""], Sums]:
-        part_batch, part_masked, part_key = part
-        sums = objective.sums(
-            params,
-            part_batch,
-            part_masked,
-            stream(key, "sample"),
-            part_key,
-            evaluation=False,
-            step=state.step,
-        )
+    def loss_and_sums(params: Params, part: Inputs) -> tuple[Float[Array, ""], Sums]:
+        sums = (sums_of or objective.sums)(params, part)
         return loss_of(sums), sums
 
-    grads_and_sums = jax.grad(loss_and_sums, has_aux=True)
-
-    def add_part(carry, part):
-        return jax.tree.map(jnp.add, carry, grads_and_sums(state.params, part)), None
-
-    if num_microbatches == 1:
-        grads, sums = grads_and_sums(state.params, (batch, masked, dropout_key))
-    else:
-        parts = jax.tree.map(lambda x: split_rows(x, num_microbatches), (batch, masked))
-        parts = (*parts, jax.random.split(dropout_key, num_microbatches))
-        first = jax.tree.map(lambda x: x[0], parts)
-        shapes = jax.eval_shape(grads_and_sums, state.params, first)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        (grads, sums), _ = jax.lax.scan(add_part, zeros, parts)
-    grads, sums = add_over_devices((grads, sums), axis_name)
+    grads_and_sums = functools.partial(jax.grad(loss_and_sums, has_aux=True), state.params)
+    grads, sums = add_over(over_parts(grads_and_sums, inputs, num_microbatches), axes)
 
     is_trained = functools.partial(objective.is_trained, step=state.step)
     grads = only_trained(grads, is_trained)
@@ -139,16 +123,15 @@ def train_step(
     updates = only_trained(updates, is_trained)
     rate = learning_rate(optimizer, state.step, objective.switch_step)
     params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
-    one = jnp.float32(1)
-    sums |= {
-        "learning_rate": jnp.stack([rate, one]),
-        "grad_norm": jnp.stack([optax.tree.norm(grads), one]),
-        "tokens": jnp.stack(
-            [add_over_devices(is_real(batch).sum(dtype=jnp.float32), axis_name), one]
-        ),
+
+    alone = {
+        "learning_rate": rate,
+        "grad_norm": optax.tree.norm(grads),
+        "tokens": add_over(is_real(batch).sum(dtype=jnp.float32), axes),
     }
     if any(isinstance(weight, jax.Array) for weight in weights.values()):
-        sums["loss"] = jnp.stack([loss_of(sums), one])  # the host does not know the weights
+        alone["loss"] = loss_of(sums)  # the host does not know the weights
+    sums |= {name: jnp.stack([value, jnp.float32(1)]) for name, value in alone.items()}
     is_finite = jnp.stack([jnp.isfinite(x).all() for x in sums.values()]).all()
     params, opt_state = jax.tree.map(
         lambda new, old: jnp.where(is_finite, new, old),
@@ -164,18 +147,44 @@ def eval_step(
     seed: Seed,
     *,
     objective: Objective,
-    axis_name: str | None = None,
+    sums_of: SumsOf | None = None,
+    axes: Axes = (),
 ) -> Sums:
-    """Metrics of a held-out batch. Dropout is off; masks depend on seed and row alone."""
-    key = stream(jax.random.key(seed), "evaluation")
-    masked = objective.mask(batch, stream(key, "mask"))
-    sums = objective.sums(params, batch, masked, stream(key, "sample"), None, evaluation=True)
-    return add_over_devices(sums, axis_name)
+    """Metrics of a held-out batch; `sums_of` and `axes` are those of `train_step`."""
+    return add_over(
+        (sums_of or objective.sums)(params, evaluation_inputs(objective, batch, seed)), axes
+    )
 
 
-def add_over_devices(tree, axis_name: str | None):
-    """Sum over the devices of `jax.pmap`; under `jax.jit` sums are global already."""
-    return jax.lax.psum(tree, axis_name) if axis_name else tree
+def evaluation_inputs(objective: Objective, batch: Batch, seed: Seed) -> Inputs:
+    """What an evaluation draws for `batch`: it depends on the seed and the rows alone."""
+    inputs = draw(objective, batch, stream(jax.random.key(seed), "evaluation"))
+    return dataclasses.replace(inputs, is_evaluation=True)
+
+
+def draw(objective: Objective, batch: Batch, key: PRNGKey) -> Inputs:
+    """`batch` with its masks; dropout is off."""
+    return Inputs(batch, objective.mask(batch, stream(key, "mask")), stream(key, "sample"))
+
+
+def over_parts(function: Callable[[Inputs], PyTree], inputs: Inputs, num_parts: int) -> PyTree:
+    """The sum of what `function` returns for each of `num_parts` parts of the rows."""
+    if num_parts == 1:
+        return function(inputs)
+
+    def add_part(total: PyTree, part: tuple) -> tuple[PyTree, None]:
+        return jax.tree.map(jnp.add, total, of_part(part)), None
+
+    def of_part(part: tuple) -> PyTree:
+        batch, masked, dropout_key = part
+        changed = dataclasses.replace(inputs, batch=batch, masked=masked, dropout_key=dropout_key)
+        return function(changed)
+
+    rows = jax.tree.map(lambda x: split_rows(x, num_parts), (inputs.batch, inputs.masked))
+    parts = (*rows, jax.random.split(inputs.dropout_key, num_parts))
+    shapes = jax.eval_shape(of_part, jax.tree.map(lambda x: x[0], parts))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return jax.lax.scan(add_part, zeros, parts)[0]
 
 
 def split_rows(x: Array, parts: int) -> Array:
