@@ -24,10 +24,10 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from electra_jax import cli, paper_flops
+from electra_jax.jobs.compilation import find_tokenizer
 from electra_jax.modeling.flops import train_flops_per_token
 from electra_jax.monitoring.writer import read_metrics
 from electra_jax.objectives import make_objective
-from electra_jax.training.ahead_of_time import find_tokenizer
 
 ROOT = Path(__file__).parents[1]
 

@@ -21,7 +21,8 @@ import sys
 from absl import flags
 
 from electra_jax import cli
-from electra_jax.training.ahead_of_time import GIB, examine
+from electra_jax.jobs.compilation import examine
+from electra_jax.training.ahead_of_time import GIB
 
 DOES_NOT_FIT = 3
 

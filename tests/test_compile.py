@@ -14,8 +14,9 @@ from electra_jax import cli, compile
 from electra_jax.compile import describe
 from electra_jax.config import get_config
 from electra_jax.errors import UserError
+from electra_jax.jobs.compilation import find_tokenizer
 from electra_jax.sharding.collectives import bytes_of, collectives
-from electra_jax.training.ahead_of_time import CHIPS, find_devices, find_tokenizer
+from electra_jax.training.ahead_of_time import CHIPS, find_devices
 
 ROOT = Path(compile.__file__).parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}

@@ -5,11 +5,10 @@ import re
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
-from electra_jax.modeling.params import Params, path_name
+from electra_jax.modeling.params import path_name
 from electra_jax.sharding.mesh import P
-from electra_jax.training.step import TrainState
 
 # Path (of a parameter, or of its moments in the optimiser's state) to the split of its axes. Every
 # path matches exactly one. Axes that a mesh axis does not divide stay whole.
@@ -62,10 +61,8 @@ def partition_spec(
     return P(*axes)
 
 
-def shardings(
-    tree: TrainState | Params, mesh: Mesh, shard_optimizer: bool = False
-) -> TrainState | Params:
-    """A tree of `NamedSharding`s for a state, or for parameters alone."""
+def shardings(tree: PyTree, mesh: Mesh, shard_optimizer: bool = False) -> PyTree:
+    """A tree of `NamedSharding`s for a train state, or for parameters alone."""
 
     def sharding(path: tuple, x: jax.ShapeDtypeStruct | Array) -> NamedSharding:
         return NamedSharding(mesh, partition_spec(path_name(path), x.shape, mesh, shard_optimizer))

@@ -4,24 +4,13 @@ import dataclasses
 import importlib.util
 import os
 import re
-import time
 
 import jax
-import numpy as np
 from jax.experimental import topologies
-from ml_collections import ConfigDict
 
-from electra_jax.config import validate
-from electra_jax.data import tokenizers
-from electra_jax.data.tokenizers.base import Tokenizer
-from electra_jax.data.tokenizers.wordpiece import WordPiece
 from electra_jax.errors import UserError
-from electra_jax.modeling.flops import peak_flops
-from electra_jax.objectives import make_objective
-from electra_jax.sharding.collectives import collectives
-from electra_jax.sharding.mesh import make_mesh
-from electra_jax.training.optimizer import OptimizerConfig
-from electra_jax.training.program import Program, program_of
+from electra_jax.objectives.base import Batch
+from electra_jax.training.program import Program
 
 GIB = 2**30
 TPU = {
@@ -69,59 +58,6 @@ class DoesNotFitError(Exception):
         self.needed, self.available = needed, available
 
 
-def examine(config: ConfigDict, topology: str | None, num_slices: int = 1) -> dict:
-    """What is known of the training step of `config` once it is compiled for `topology`.
-
-    Returns:
-      `topology`, `chips`, `devices`, `mesh`, `parameters`, `flops_per_device` (of matrix products
-      in one step), `bytes_available`, `bytes_needed`, `fits`, `compile_seconds`. When the compiler
-      gave up, `bytes_needed` is what it names, which can leave out some of it, and the following
-      are missing: `bytes` (by kind, of one device), `collectives` (by kind, `count` and `bytes` of
-      one device and step), `seconds_bound` and `mfu_bound`.
-
-    Raises:
-      UserError: libtpu is missing, or `topology` or `config` make no sense.
-    """
-    chip, devices = find_devices(topology, num_slices)
-    config = config.copy_and_resolve_references()
-    if config.model.dtype == "auto":
-        config.model.dtype = "bfloat16"  # what it means on a TPU
-    validate(config, len(devices))
-    tokenizer = find_tokenizer(config.data)
-    counts = np.ones(tokenizer.vocab_size, np.int64)  # of what, does not matter here
-    objective = make_objective(config, tokenizer, counts)
-    mesh = make_mesh(config.parallel, devices)
-    optimizer = OptimizerConfig(num_steps=config.num_train_steps, **config.optimizer)
-    program = program_of(config, mesh, objective, optimizer)
-    num_tokens = config.batch_size * config.data.sequence_length
-    flops = objective.flops_per_token(config.data.sequence_length) * num_tokens
-    facts = {
-        "topology": topology,
-        "num_slices": num_slices,
-        "chips": len(devices) // chip.devices,
-        "devices": len(devices),
-        "mesh": dict(mesh.shape),
-        "parameters": sum(x.size for x in jax.tree.leaves(program.abstract_state.params)),
-        "flops_per_device": flops / len(devices),
-    }
-    started = time.monotonic()
-    try:
-        compiled = compile_step(program, config)
-    except DoesNotFitError as error:
-        needed, available = error.needed, error.available
-    else:
-        facts["bytes"] = memory(compiled)
-        facts["collectives"] = collectives(compiled.as_text())
-        needed, available = sum(facts["bytes"].values()), chip.memory * GIB
-        facts |= bounds(facts["flops_per_device"], facts["bytes"], peak_flops(devices[0]), chip)
-    return facts | {
-        "bytes_needed": needed,
-        "bytes_available": available,
-        "fits": needed <= available,
-        "compile_seconds": time.monotonic() - started,
-    }
-
-
 def find_devices(topology: str | None, num_slices: int) -> tuple[Chip, list[jax.Device]]:
     """The devices of a topology, good for compiling only."""
     allowed = ", ".join(f"{name}:{'x'.join('XYZ'[: chip.axes])}" for name, chip in CHIPS.items())
@@ -147,33 +83,12 @@ def find_devices(topology: str | None, num_slices: int) -> tuple[Chip, list[jax.
     return CHIPS[name], list(found.devices)
 
 
-def find_tokenizer(data: ConfigDict) -> Tokenizer:
-    """The given vocabulary, or one of as many made-up words as a trained one would aim at."""
-    settings = {
-        "special_tokens": data.special_tokens,
-        "lower_case": data.lower_case,
-        "strip_accents": data.strip_accents,
-        "max_word_chars": data.max_word_chars,
-    }
-    if data.vocab:
-        return tokenizers.from_file(data.vocab, **settings)
-    words = (f"word {i}" for i in range(data.vocab_size - len(data.special_tokens)))
-    return WordPiece([*data.special_tokens, *words], **settings)
-
-
-def compile_step(program: Program, config: ConfigDict) -> jax.stages.Compiled:
-    """The training step, compiled.
+def compile_step(program: Program, batch: Batch) -> jax.stages.Compiled:
+    """The training step, compiled for batches of these shapes.
 
     Raises:
       DoesNotFitError: the compiler ran out of the device's memory.
     """
-    rows, length = (config.batch_size,), (config.data.sequence_length,)
-    if config.parallel.api == "pmap":
-        devices = program.abstract_state.step.sharding.mesh.size
-        rows = devices, config.batch_size // devices
-    tokens = ("input_ids", "piece_ids", "position_ids", "token_type_ids")
-    batch = {name: jax.ShapeDtypeStruct(rows + length, np.int32) for name in tokens}
-    batch["row"] = jax.ShapeDtypeStruct(rows, np.int32)
     try:
         return program.train_step.lower(program.abstract_state, batch).compile()
     except jax.errors.JaxRuntimeError as error:
