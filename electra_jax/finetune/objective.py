@@ -4,7 +4,6 @@ Losses are means over examples (over words in tagging); the original's are sums 
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import jax
@@ -51,10 +50,6 @@ class FineTuning(Objective):
         "answerable_loss": Metric("answerable", "nats", figure="Losses of question answering"),
         "accuracy": Metric("accuracy", better="higher", console="acc", figure="Scores"),
     }
-
-    def symptoms(self, logged: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, str]]:
-        """Nothing is known of how fine-tuning goes wrong."""
-        return iter(())
 
     @property
     def dtype(self) -> DTypeLike:

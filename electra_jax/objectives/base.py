@@ -62,17 +62,6 @@ class Objective(abc.ABC):
         """What can be measured, by the names in `sums`, in the order in which it is shown."""
 
     @abc.abstractmethod
-    def symptoms(self, logged: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, str]]:
-        """What may be wrong with the training: a name, and a sentence, or "" where all is well.
-
-        Asked from when on networks should have learned something, see `monitoring.health`.
-
-        Args:
-          logged: since then, metrics of the newest windows of training (`train/NAME`), and of all
-            evaluations (`eval/NAME`), each the newest last.
-        """
-
-    @abc.abstractmethod
     def network(self, rngs: nnx.Rngs) -> nnx.Module:
         """A new network whose parameters are drawn from `rngs`."""
 
@@ -100,7 +89,7 @@ class Objective(abc.ABC):
         global batch, so no number depends on how the batch was split.
         """
 
-    # Stages: one, unless a subclass says otherwise
+    # One stage and no symptoms, unless a subclass says otherwise
 
     @property
     def switch_step(self) -> int:
@@ -114,6 +103,17 @@ class Objective(abc.ABC):
     def is_trained(self, name: str, step: Step) -> bool | Bool[Array, ""]:
         """Whether the parameter `name` moves at `step`."""
         return True
+
+    def symptoms(self, logged: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, str]]:
+        """What may be wrong with the training: a name, and a sentence, or "" where all is well.
+
+        Asked from when on networks should have learned something, see `monitoring.health`.
+
+        Args:
+          logged: since then, metrics of the newest windows of training (`train/NAME`), and of all
+            evaluations (`eval/NAME`), each the newest last.
+        """
+        return iter(())
 
     # What follows
 
