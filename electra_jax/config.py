@@ -40,6 +40,7 @@ from electra_jax.settings import (
     field,
     key_of,
     one_of,
+    prefixed,
     setting,
     settings_of,
     to_config,
@@ -304,8 +305,9 @@ class Pretraining(Run):
 
 
 def settings() -> dict[str, Setting]:
-    """Every setting of pre-training by its dotted name."""
-    return settings_of(Pretraining)
+    """Every setting of pre-training by its dotted name; those of all objectives, too."""
+    own = settings_of(*(objective.Settings for objective in OBJECTIVES.values()))
+    return settings_of(Pretraining) | prefixed("loss", own)
 
 
 def get_config() -> ConfigDict:

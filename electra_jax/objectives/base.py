@@ -4,6 +4,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -43,13 +44,23 @@ class Inputs:
     is_evaluation: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
+@dataclasses.dataclass(frozen=True)
+class NoSettings:
+    """There are none beside those that all objectives share."""
+
+
 class Objective(abc.ABC):
     """A pure loss over parameters, a batch and keys. Subclasses are frozen dataclasses.
 
     What changes during training is a function of the step counter, inside the one compiled step:
     so resuming is exact and nothing is compiled again. Evaluation has no step: it is always that
     of the end.
+
+    Attributes:
+      Settings: a section (see `settings`) with the objective's own fields of `config.loss`.
     """
+
+    Settings: ClassVar[type] = NoSettings
 
     @property
     @abc.abstractmethod
