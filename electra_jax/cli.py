@@ -18,7 +18,7 @@ from ml_collections import ConfigDict, config_flags
 
 from electra_jax.errors import UserError
 from electra_jax.inference.configuration import SETTINGS
-from electra_jax.run.interruption import EXIT_CODE, Stopped, exit_now
+from electra_jax.run.interruption import EXIT_CODE, Stopped
 from electra_jax.settings import field
 
 # What a full disk, a quota, a limit, a read-only file system and missing permission are called;
@@ -35,13 +35,11 @@ def run(main: Callable[[], None]) -> NoReturn:
     """Call `main` and exit.
 
     Exit codes: 0 done; 1 training diverged; 2 a mistake in configuration, data or flags, or a disk
-    that cannot be written to; 42 stopped by SIGTERM or, in training, SIGINT, to go on when started
-    again; 130 interrupted from the keyboard. Each is said in one line on standard error. 141: what
+    that cannot be written to; 42 told to stop in training, saved, to go on when started again; 130
+    interrupted from the keyboard. Each is said in one line on standard error. 141: what
     read standard output has gone, as `head` does. Anything else is a fault of ours and keeps its
     traceback.
     """
-    # Until training is in charge of its signals, there is nothing that could be lost.
-    before = signal.signal(signal.SIGTERM, lambda number, frame: exit_now("SIGTERM"))
     try:
         try:
             main()
@@ -68,8 +66,6 @@ def run(main: Callable[[], None]) -> NoReturn:
         fail(2, f"{place}: {error.strerror}; once mended, the same command goes on")
     except KeyboardInterrupt:
         fail(130, "interrupted; run the same command again to go on")
-    finally:
-        signal.signal(signal.SIGTERM, before)
     sys.exit(0)
 
 

@@ -1,10 +1,17 @@
-"""Small files: written as a whole or not at all, whatever happens; read with one clear error."""
+"""Small files: written as a whole or not at all, whatever happens; read with one clear error.
+
+And files that are locks: whoever holds one keeps others out of what lies beside it.
+"""
 
 import contextlib
 import json
 import os
+import platform
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from electra_jax.errors import UserError
 
@@ -68,3 +75,30 @@ def parse_json(text: str | bytes, where: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not JSON: {error}") from error
+
+
+@contextlib.contextmanager
+def locked(path: Path, when_busy: Callable[[str], None]) -> Iterator[None]:
+    """Holds the lock file `path`, whose directory is made. The end of the process ends its hold.
+
+    Args:
+      when_busy: is told who holds it, such as "process 7 on HOST"; if it returns, the lock is
+        waited for.
+    """
+
+    def sign(descriptor: int) -> None:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, on_acquired=sign)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        when_busy(path.read_text() or "another process")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        os.truncate(path, 0)
+        lock.release()

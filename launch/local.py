@@ -4,8 +4,9 @@
     python launch/local.py --processes=2 --devices=4 -- --config=configs/tiny.py
 
 What follows `--` goes to `python -m electra_jax.main`. Each process has `--devices` CPU devices. If
-they stop with exit code 42, which says that they were interrupted and have saved, they are started
-again. If one fails, the others are stopped. The exit code is that of the first one to fail, or 0.
+they stop with exit code 42, which says that they were interrupted and have saved, or by SIGTERM
+before there was anything to save, they are started again. If one fails, the others are stopped. The
+exit code is that of the first one to fail, or 0.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import sys
 import time
 
 INTERRUPTED = 42
+TERMINATED = -signal.SIGTERM
 GRACE_SECONDS = 30
 
 
@@ -53,6 +55,7 @@ class Run:
         """Waits until all have ended, or one has failed. Returns an exit code."""
         while True:
             codes = [process.poll() for process in self.processes]
+            codes = [INTERRUPTED if code == TERMINATED else code for code in codes]
             failed = [code for code in codes if code not in (None, 0, INTERRUPTED)]
             if failed:
                 self.stop()

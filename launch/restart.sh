@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs electra_jax.main with the flags given, again and again while it ends because it was interrupted:
-# with exit code 42, or 143 if SIGTERM came before Python was ready for it. Any other exit code is passed
+# with exit code 42, or 143 if SIGTERM came before the first step was done. Any other exit code is passed
 # on. Told to stop itself, by SIGTERM or Ctrl-C, it has the run save and ends with it.
 set -u
 told=""

@@ -62,7 +62,7 @@ def interrupt(place: Path, number: signal.Signals, last_step: int, rng: random.R
     process.communicate()
     deadline.cancel()
     code = process.returncode
-    # Before the run is in charge of its signals, SIGTERM ends it like any other program.
+    # Before the first step, SIGTERM ends it like any other program.
     allowed = {-number} if number == signal.SIGKILL else {EXIT_CODE, *((-number,) * is_early)}
     assert code in allowed | {0}, f"{number.name}: exit code {code}"
     moment = "while starting" if is_early else f"{delay:.2f} s after step {last_step}"

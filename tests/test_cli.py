@@ -1,7 +1,6 @@
 import errno
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ from electra_jax import cli, main, prepare
 from electra_jax.config import get_config
 from electra_jax.errors import UserError
 from electra_jax.files import write_text
-from electra_jax.run import interruption
 from electra_jax.run.interruption import Stopped
 from electra_jax.settings import flatten
 
@@ -210,17 +208,6 @@ def test_stopped_run_is_one_line(monkeypatch, capfd):
     assert capfd.readouterr().err == (
         "stopped by SIGTERM at step 3, saved; run the same command again to go on\n"
     )
-
-
-def test_termination_is_one_line_even_before_training(place, monkeypatch, capfd):
-    """As when the data is prepared. The handler of before is put back."""
-    before = signal.getsignal(signal.SIGTERM)
-    codes = []
-    monkeypatch.setattr(interruption.os, "_exit", codes.append)
-    assert exit_code(monkeypatch, lambda: signal.raise_signal(signal.SIGTERM)) == 0
-    assert codes == [42]
-    assert capfd.readouterr().err == ("stopped by SIGTERM; run the same command again to go on\n")
-    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_tpu_mistakes_are_said(stand_in, action, environment, message):
     assert calls(gcloud) == []
 
 
-@pytest.mark.parametrize(("code", "requeued"), [(0, False), (2, False), (42, True)])
+@pytest.mark.parametrize(("code", "requeued"), [(0, False), (2, False), (42, True), (143, True)])
 def test_slurm_job_is_queued_again_when_interrupted(stand_in, code, requeued):
     srun, scontrol = stand_in("srun", f"exit {code}"), stand_in("scontrol")
     result = run("bash", LAUNCH / "slurm.sbatch", *FLAGS, SLURM_JOB_ID="7")

@@ -485,7 +485,7 @@ def test_workers_that_a_signal_has_ended_end_the_batches():
     stop = Interruption()
     with pytest.raises(BrokenProcessPool):
         list(loop.until_workers_are_stopped(broken(2), stop))
-    threading.Timer(0.2, stop.requested.set).start()  # the signal reaches this process later
+    threading.Timer(0.2, lambda: setattr(stop, "is_requested", True)).start()  # it comes later
     assert len(list(loop.until_workers_are_stopped(broken(2), stop))) == 2
 
 

@@ -18,7 +18,7 @@ from electra_jax.errors import UserError
 from electra_jax.files import write_text
 from electra_jax.finetune.assembly import feature_rows, make_objective, make_task, to_predict
 from electra_jax.finetune.buckets import Buckets, make_buckets
-from electra_jax.finetune.config import SIZES, layerwise_decay, learning_rate, validate
+from electra_jax.finetune.config import SIZES, layerwise_decay, learning_rate, settings, validate
 from electra_jax.finetune.objective import FineTuning
 from electra_jax.finetune.task import TRAIN, Arrays, Task
 from electra_jax.interop.pretrained import Pretrained, load_encoder
@@ -28,6 +28,7 @@ from electra_jax.monitoring.writer import read_metrics
 from electra_jax.objectives.metrics import Metric
 from electra_jax.run.interruption import Interruption
 from electra_jax.run.workdir import RESULTS, check, steps_in, write_run_files
+from electra_jax.settings import field
 from electra_jax.sharding.mesh import make_mesh
 from electra_jax.training import loop
 from electra_jax.training.checkpoint import Checkpoints, restore_params
@@ -116,7 +117,7 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
     numbers = range(config.num_trials)
     workdirs = [workdir / f"trial_{i}" if config.num_trials > 1 else workdir for i in numbers]
     for number, path in enumerate(workdirs):
-        check(trial_config(config, number), path)
+        check_workdir(trial_config(config, number), path)
     with Interruption() as interruption:
         for first in numbers[:: config.trials_at_once]:
             group = numbers[first : first + config.trials_at_once]
@@ -132,6 +133,17 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
         write_text(workdir / RESULTS, json.dumps(summary, indent=2) + "\n")
         for line in describe_summary(summary):
             log_line(line)
+
+
+def check_workdir(config: ConfigDict, workdir: Path) -> list[str]:
+    """See `workdir.check`."""
+    return check(config, workdir, settings(), fits)
+
+
+def fits(before: ConfigDict, now: ConfigDict, step: int) -> bool:
+    """Whether both configurations have the same parameters, as far as they tell."""
+    names = ("data.labels", *(f"model.{name}" for name in SIZES))
+    return all(field(before, name) == field(now, name) for name in names)
 
 
 def read_split(config: ConfigDict, task: Task, name: str) -> Sequence:
@@ -440,6 +452,7 @@ def make_job(
         facts,
         flops_per_token,
         work.objective.metrics | SCORES,
+        check_workdir,
         keep_best=f"eval/{work.task.main_metric}" if config.checkpoint.keep_best else "",
         patience=config.patience,
     )

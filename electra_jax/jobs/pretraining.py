@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from electra_jax.config import validate
+from electra_jax.config import objective_for, settings, validate
 from electra_jax.data import layout, loader, sources
 from electra_jax.data.layout import Rows
 from electra_jax.data.preparation import prepare
@@ -51,7 +51,7 @@ def pretrain(config: ConfigDict, workdir: Path) -> TrainState:
       FloatingPointError, Stopped, OSError: as `train.run`.
     """
     validate(config, jax.device_count())
-    check(config, workdir)
+    check_workdir(config, workdir)
     with Interruption() as interruption:
         is_new = not has_checkpoint(workdir)
         return loop.run(config, workdir, make_job(config, is_new, log_line), interruption)
@@ -132,12 +132,28 @@ def make_job(config: ConfigDict, is_new: bool, log: Log) -> Job:
         describe(config, store.manifest["splits"], rows, held_out, flops_per_token),
         flops_per_token,
         objective.measured,
+        check_workdir,
         keep_best=config.checkpoint.keep_best,
         learned_from=health.begin_of(
             config.num_train_steps, config.optimizer.warmup_steps, objective.switch_step
         ),
         show=make_show(config, objective, store.tokenizer, held_out),
     )
+
+
+def check_workdir(config: ConfigDict, workdir: Path) -> list[str]:
+    """See `workdir.check`."""
+    return check(config, workdir, settings(), fits)
+
+
+def fits(before: ConfigDict, now: ConfigDict, step: int) -> bool:
+    """Whether both configurations have the same parameters, and at `step` the same stage.
+
+    A second stage that has begun began with a copy of the generator, which is not made again.
+    """
+    was, becomes = (objective_for(x, before.data.vocab_size) for x in (before, now))
+    switches = {was.switch_step, becomes.switch_step}
+    return was.structure() == becomes.structure() and (len(switches) == 1 or min(switches) > step)
 
 
 def refuse_other_tables(

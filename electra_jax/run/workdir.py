@@ -1,65 +1,33 @@
 """The run directory: who may write there, and what lies beside checkpoints and metrics."""
 
 import contextlib
-import fcntl
 import json
 import os
-import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from ml_collections import ConfigDict
 
 from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
-from electra_jax.files import read_json, write_text
-from electra_jax.settings import flatten
+from electra_jax.files import locked, read_json, write_text
+from electra_jax.settings import Setting, flatten, to_config
 
 RESULTS = "results.json"  # scores of a fine-tuned run
-
-
 RUN_FILES = ("config.json", "facts.json", "metrics.jsonl", "samples.json", RESULTS, "report.html")
 
-
-# Fields that may change when a run is resumed: no number that training computes depends on them.
-FREE_FIELDS = (
-    "log_every_steps",
-    "eval_every_steps",
-    "max_skipped_updates",
-    "profile_steps",
-    "histograms",
-    "wandb",
-    "resume",
-    "checkpoint.",
-    "parallel.",
-    "data.dir",
-    "data.num_",
-    "data.prefetch",
-    "model.remat",
-    "model.scan_unroll",
-)
+# (configuration of the run so far, configuration to go on with, step) to whether the parameters
+# of the one at that step are such as the other trains.
+Fits = Callable[[ConfigDict, ConfigDict, int], bool]
 
 
-# Fields that decide which parameters there are, and of what size: a checkpoint fits no others.
-SHAPING_FIELDS = (
-    "objective",
-    "algorithm",
-    "model.hidden_size",
-    "model.num_layers",
-    "model.embedding_size",
-    "model.num_heads",
-    "model.intermediate_size",
-    "model.max_positions",
-    "generator.kind",
-    "generator.width",
-    "generator.depth",
-    "generator.sharing",
-)
-
-
-def check(config: ConfigDict, workdir: Path) -> list[str]:
+def check(
+    config: ConfigDict, workdir: Path, settings: Mapping[str, Setting], fits: Fits
+) -> list[str]:
     """Refuses what cannot be written to, and a run of another configuration.
+
+    Args:
+      settings: of `config`. Those that are free may change.
 
     Returns:
       The fields that differ from those of the run so far, where `config.resume` allows it.
@@ -70,31 +38,29 @@ def check(config: ConfigDict, workdir: Path) -> list[str]:
     existing = next(path for path in (workdir, *workdir.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise UserError(f"--workdir is {workdir}, but {existing} is not a directory to write to")
-    if not has_checkpoint(workdir):
+    steps = steps_in(workdir / "checkpoints")
+    if not steps:
         return []
-    before = _read_config(workdir / "config.json")
-    now = flatten(ConfigDict(json.loads(json.dumps(config.to_dict()))))
-    differing = {
-        name: f"config.{name} (was {before.get(name)!r}, is {now.get(name)!r})"
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name) and not name.startswith(FREE_FIELDS)
-    }
-    shaping = [text for name, text in differing.items() if name in SHAPING_FIELDS]
-    switch = "generator.mle_steps"
-    if now.get("algorithm") == "two_stage" and switch in differing:
-        newest = steps_in(workdir / "checkpoints")[-1]
-        begun = min(before[switch], now[switch]) <= newest  # then its copy is made, or missing
-        shaping += [differing[switch]] * begun
-    if config.resume == "changed" and shaping:
-        raise UserError(
-            f"the parameters in {workdir} do not fit {', '.join(shaping)}; use another --workdir"
-        )
+    try:
+        before = read_config(workdir, settings)
+    except UserError as error:
+        raise UserError(f"{error}; put back what was in it, or use another --workdir") from error
+    was, now = flatten(before), flatten(config)
+    differing = [
+        f"config.{name} (was {was[name]!r}, is {now[name]!r})"
+        for name in sorted(settings)
+        if was[name] != now[name] and not settings[name].is_free
+    ]
     if config.resume == "same" and differing:
         raise UserError(
-            f"{workdir} holds a run with another configuration: {', '.join(differing.values())}; "
-            "use another --workdir, or go on all the same with --config.resume=changed"
+            f"{workdir} holds a run with another configuration: {', '.join(differing)}; use "
+            "another --workdir, or go on all the same with --config.resume=changed"
         )
-    return list(differing.values())
+    if differing and not fits(before, config, steps[-1]):
+        raise UserError(
+            f"the parameters in {workdir} do not fit {', '.join(differing)}; use another --workdir"
+        )
+    return differing
 
 
 def steps_in(directory: Path) -> list[int]:
@@ -129,43 +95,40 @@ def config_file(workdir: Path) -> Path:
     return path
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(workdir: Path, settings: Mapping[str, Setting]) -> ConfigDict:
+    """The configuration of the run in `workdir`.
+
+    Settings that are newer than the run have their default; those that are no more are passed over.
+
+    Raises:
+      UserError: there is no run, or its configuration cannot be read.
+    """
+    path = config_file(workdir)
+    values = flatten(ConfigDict(read_json(path)))
+    config = to_config(settings)
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        content = error
-    if not isinstance(content, dict):
-        raise UserError(
-            f"{path}: not readable as the configuration of the run there ({content}); put back "
-            "what was in it, or use another --workdir"
-        )
-    return flatten(ConfigDict(content))
+        config.update_from_flattened_dict({x: values[x] for x in values if x in settings})
+    except (TypeError, ValueError, KeyError) as error:
+        raise UserError(f"{path}: not readable as the configuration of a run: {error}") from error
+    return config
 
 
 @contextlib.contextmanager
-def hold(workdir: Path) -> Iterator[None]:
+def held(workdir: Path) -> Iterator[None]:
     """Keeps other runs out of `workdir`, which is made. The end of the process ends its hold.
 
     Raises:
       UserError: another run is in there.
     """
-    workdir.mkdir(parents=True, exist_ok=True)
-    with (workdir / "run.lock").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise UserError(
-                f"{workdir} is in use: {file.read() or 'another process'} holds {file.name}; wait "
-                "for it, or use another --workdir"
-            ) from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}")
-        file.flush()
-        try:
-            yield
-        finally:
-            file.truncate(0)
+
+    def refuse(holder: str) -> None:
+        raise UserError(
+            f"{workdir} is in use: {holder} holds {workdir / 'run.lock'}; wait for it, or use "
+            "another --workdir"
+        )
+
+    with locked(workdir / "run.lock", refuse):
+        yield
 
 
 def write_run_files(config: ConfigDict, workdir: Path, tokenizer: Tokenizer, facts: dict) -> None:

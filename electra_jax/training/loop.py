@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import platform
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -33,7 +34,7 @@ from electra_jax.objectives.metrics import Metric, sign_of
 from electra_jax.reporting.gallery import Token, as_markdown
 from electra_jax.reporting.page import write_report, write_samples
 from electra_jax.run.interruption import Interruption
-from electra_jax.run.workdir import check, hold, write_run_files
+from electra_jax.run.workdir import held, write_run_files
 from electra_jax.sharding.mesh import make_mesh
 from electra_jax.training.checkpoint import Checkpoints
 from electra_jax.training.program import Program, with_params
@@ -62,6 +63,7 @@ class Job:
       facts: for the log and the report, beside those of the machine.
       flops_per_token: operations for one token of one training step.
       metrics: those that are measured, without the prefix `train/` or `eval/`.
+      check: refuses a run directory that does not go with the configuration, see `workdir.check`.
       keep_best: name of a metric whose best checkpoint stays, such as `eval/rtd_auc`, or "".
       patience: evaluations without a better `keep_best`, after which training ends; 0: none.
       learned_from: step from which on the networks should have learned something.
@@ -79,6 +81,7 @@ class Job:
     facts: Facts
     flops_per_token: float
     metrics: Mapping[str, Metric]
+    check: Callable[[ConfigDict, Path], list[str]]
     keep_best: str = ""
     patience: int = 0
     learned_from: int = 0
@@ -109,7 +112,7 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
 
     with (
         Console() as console,
-        hold(workdir) if is_main else contextlib.nullcontext(),
+        held(workdir) if is_main else contextlib.nullcontext(),
         Checkpoints(
             workdir / "checkpoints",
             job.data_hash,
@@ -119,7 +122,7 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
         ) as checkpoints,
     ):
         log = console.log
-        changed = check(config, workdir)  # again: now no other run can change it
+        changed = job.check(config, workdir)  # again: now no other run can change it
         found = checkpoints.restore_newest(program.abstract_state, log)
         start, saved = (found.step, found.progress) if found else (0, {})
         state = found.state if found else with_params(program.init(), job.initial)
@@ -170,7 +173,7 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
             )
 
             def evaluate_at(step: int) -> dict[str, float] | None:
-                results = job.evaluate(program, state.params, interruption.requested.is_set)
+                results = job.evaluate(program, state.params, lambda: interruption.is_requested)
                 if results is not None:
                     progress.write_evaluation(step, results)
                     if job.patience:
@@ -238,7 +241,8 @@ def until_workers_are_stopped(
     try:
         yield from batches
     except BrokenProcessPool:
-        if not interruption.requested.wait(timeout=1):
+        time.sleep(1)  # it may reach this process later
+        if not interruption.is_requested:
             raise
 
 
