@@ -4,6 +4,7 @@ And files that are locks: whoever holds one keeps others out of what lies beside
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import platform
@@ -51,6 +52,12 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     return parse_object(content, str(path))
+
+
+def sha256(path: Path) -> str:
+    """The hash of a file's content."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def parse_object(text: str | bytes, where: str) -> dict[str, Any]:

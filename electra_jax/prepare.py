@@ -18,14 +18,12 @@ on where it stopped. Often used are
 """
 
 from electra_jax.data.preparation import prepare
-from electra_jax.data.store import (
-    verify,
-)
+from electra_jax.data.store import verify
 
 
 def main() -> None:
     """Prepare the data of the recipe."""
-    # Imported here, because the processes that tokenise import this module, too.
+    # Imported here, because the processes that tokenize import this module, too.
     import os
 
     from absl import flags

@@ -6,8 +6,9 @@ from pathlib import Path
 from electra_jax.data.formats.base import Input, Part
 from electra_jax.data.formats.docstrings import Docstrings
 from electra_jax.data.reader import Group
-from electra_jax.data.store import TokenStore, open_store, write_store
+from electra_jax.data.store import TokenStore, open_store
 from electra_jax.data.tokenizers.base import Tokenizer
+from electra_jax.data.writing import write_store
 
 
 def groups(documents: Iterable[list[str]], size: int = 1000, source: int = 0) -> list[Group]:
@@ -20,21 +21,27 @@ def groups(documents: Iterable[list[str]], size: int = 1000, source: int = 0) ->
     ]
 
 
+def store_of(
+    directory: Path,
+    read: Iterable[Group],
+    tokenizer: Tokenizer,
+    held_out: float = 0.1,
+    sources: tuple[str, ...] = ("memory",),
+    **arguments,
+) -> TokenStore:
+    """Writes groups into a store and opens it."""
+    origin = {"sources": [*sources], "fingerprint": []}
+    arguments = {"origin": origin, "log": lambda _: None, **arguments}
+    write_store(directory, read, tokenizer, held_out, **arguments)
+    return open_store(directory)
+
+
 def make_store(
     directory: Path,
     documents: Iterable[list[str]],
     tokenizer: Tokenizer,
-    held_out: float = 0.1,
     size: int = 1000,
     **arguments,
 ) -> TokenStore:
-    """Writes and opens a store."""
-    origin = {"sources": ["memory"], "fingerprint": []}
-    write_store(
-        directory,
-        groups(documents, size),
-        tokenizer,
-        held_out,
-        **{"origin": origin, "log": lambda _: None, **arguments},
-    )
-    return open_store(directory)
+    """A store of documents, read in groups of `size` of them."""
+    return store_of(directory, groups(documents, size), tokenizer, **arguments)

@@ -1,7 +1,9 @@
+import inspect
 import warnings
 from pathlib import Path
 
 import pytest
+import stdlib_text
 
 from electra_jax.data.formats import docstrings as module
 from electra_jax.data.formats.docstrings import Docstrings, docstrings
@@ -59,22 +61,20 @@ def test_docstrings_are_parsed_filtered_and_unique(tmp_path, monkeypatch, uncach
     )
     (root / "single.py").write_text('"""A module that is not part of any package at all."""')
     # As installed packages lie below the standard library, which is walked, too.
-    monkeypatch.setattr(module, "_roots", lambda: [tmp_path, root])
+    paths = {"stdlib": tmp_path, "purelib": root, "platlib": root}
+    monkeypatch.setattr(module.sysconfig, "get_path", paths.get)
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = docstrings()
     assert found == [
-        ("package", "This module exists so that its docstrings can be read."),
-        (
-            "package",
-            "A thing with a docstring that is long enough to keep.\n\n"
-            "    Further text, indented.\nThe end.",
-        ),
-        ("package", "An inner function may be documented at some length as well."),
-        ("package", "Even this definition, inside a case block, carries a docstring."),
-        ("package", r"Invalid escapes such as \d draw a warning from Python."),
-        ("single", "A module that is not part of any package at all."),
+        "This module exists so that its docstrings can be read.",
+        "A thing with a docstring that is long enough to keep.\n\n"
+        "    Further text, indented.\nThe end.",
+        "An inner function may be documented at some length as well.",
+        "Even this definition, inside a case block, carries a docstring.",
+        r"Invalid escapes such as \d draw a warning from Python.",
+        "A module that is not part of any package at all.",
     ]
     assert list(documents(parse("docstrings")))[1] == [
         "A thing with a docstring that is long enough to keep.",
@@ -83,11 +83,12 @@ def test_docstrings_are_parsed_filtered_and_unique(tmp_path, monkeypatch, uncach
     ]
 
 
-def test_docstrings_leave_out_this_project():
+def test_docstrings_leave_out_this_project(monkeypatch, uncached):
     repository = Path(module.__file__).parents[3]
-    assert module._python_files(repository / "electra_jax" / "data")
-    below_repository = module._python_files(repository)
-    assert not any(path.parts[0] == "electra_jax" for path in below_repository)
+    monkeypatch.setattr(module.sysconfig, "get_path", lambda name: repository)
+    texts = docstrings()
+    assert stdlib_text.__doc__ in texts  # of the tests
+    assert inspect.cleandoc(module.__doc__) not in texts
 
 
 def test_fingerprint_names_versions_of_others_only():

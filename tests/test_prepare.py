@@ -13,8 +13,8 @@ from stdlib_text import stdlib_documents
 
 from electra_jax.data.formats import docstrings
 from electra_jax.data.preparation import prepare, store_directory
-from electra_jax.data.store import unfinished
 from electra_jax.data.tokenizers.base import SPECIAL_TOKENS
+from electra_jax.data.writing import unfinished
 from electra_jax.errors import UserError
 
 QUIET = lambda _: None  # noqa: E731
@@ -324,7 +324,7 @@ def test_missing_vocabulary_names_the_field(config):
 
 
 def test_docstrings_belong_to_the_installed_packages(config, monkeypatch):
-    found = [("package", "\n".join(document)) for document in stdlib_documents()]
+    found = ["\n".join(document) for document in stdlib_documents()]
     monkeypatch.setattr(docstrings, "docstrings", lambda: found)
     config.source = "docstrings"
     store = prepare(config, QUIET)

@@ -11,18 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from stdlib_text import stdlib_documents
-from stores import groups, make_store
+from stores import groups, make_store, store_of
 
-from electra_jax.data import store as store_module
 from electra_jax.data import tokenizers
 from electra_jax.data.formats.base import Damage
 from electra_jax.data.reader import Group
-from electra_jax.data.store import Tokens, open_store, unfinished, verify
+from electra_jax.data.store import Tokens, open_store, verify
 from electra_jax.data.tokenizers.base import SPECIAL_TOKENS, Tokenizer
 from electra_jax.data.tokenizers.wordpiece import WordPiece
+from electra_jax.data.writing import unfinished
 from electra_jax.errors import UserError
 
 SETTINGS = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
+SPLITS = ("train", "held_out")
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +47,11 @@ def encoded_documents(store, split: str) -> list[list[int]]:
     ]
 
 
-def test_worked_example_of_the_description(write, monkeypatch):
+def test_worked_example_of_the_description(write):
     vocab = [*SPECIAL_TOKENS, "it", "rains", "come", "in", "yes"]
-    monkeypatch.setattr(store_module, "_is_held_out", lambda document, _: document == ["in"])
-    store = write(
-        [["it rains", "come in"], ["yes"], ["in"]], tokenizer=WordPiece(vocab, **SETTINGS)
-    )
+    documents = [["it rains", "come in"], ["yes"], ["come it it"]]
+    # The hash of the last one is 0.0019 of the range, and the smallest.
+    store = write(documents, tokenizer=WordPiece(vocab, **SETTINGS), held_out=0.0025)
     assert np.load(store.directory / "train-00000.tokens.npy").tolist() == [5, 6, 7, 8, 9]
     assert store.documents("train").tolist() == [0, 4, 5]
     assert store.lines("train").tolist() == [0, 2, 4, 5]
@@ -74,7 +74,7 @@ def test_every_token_of_every_document_is_in_one_split(write, tokenizer):
         list(chain.from_iterable(tokenizer.encode_batch(document)))
         for document in stdlib_documents()
     )
-    train, held_out = (encoded_documents(store, split) for split in ("train", "held_out"))
+    train, held_out = (encoded_documents(store, split) for split in SPLITS)
     assert sorted(train + held_out) == expected
     assert 0.05 < len(held_out) / len(expected) < 0.15
     for split, encoded in (("train", train), ("held_out", held_out)):
@@ -85,27 +85,17 @@ def test_every_token_of_every_document_is_in_one_split(write, tokenizer):
         assert counts["unknown"] == sum(ids.count(tokenizer.unk_id) for ids in encoded)
 
 
-def test_shards_read_as_one(write, monkeypatch):
+def test_shards_read_as_one(write):
     whole = write(stdlib_documents(), name="whole")
-    monkeypatch.setattr(store_module, "SHARD_TOKENS", 1000)
-    shards = write(stdlib_documents(), name="shards", size=10)
+    shards = write(stdlib_documents(), name="shards", size=10, shard_tokens=1000)
     assert len(shards.manifest["splits"]["train"]["shards"]) > 10
-    for split in ("train", "held_out"):
+    for split in SPLITS:
         assert encoded_documents(shards, split) == encoded_documents(whole, split)
         np.testing.assert_array_equal(shards.lines(split), whole.lines(split))
-
-
-def test_token_counts_are_those_of_all_shards(write, monkeypatch):
-    monkeypatch.setattr(store_module, "_COUNTED_AT_ONCE", 300)
-    monkeypatch.setattr(store_module, "SHARD_TOKENS", 1000)
-    store = write(stdlib_documents(), size=10)
-    counts = store.token_counts("train")
-    everything = np.concatenate([[], *encoded_documents(store, "train")]).astype(int)
-    assert counts.sum() == store.manifest["splits"]["train"]["tokens"] > 10_000
-    assert len(store.manifest["splits"]["train"]["shards"]) > 1
-    np.testing.assert_array_equal(
-        counts, np.bincount(everything, minlength=store.tokenizer.vocab_size)
-    )
+        everything = np.concatenate(encoded_documents(whole, split))
+        np.testing.assert_array_equal(
+            shards.token_counts(split), np.bincount(everything, None, 1000)
+        )
 
 
 def test_tokens_fetches_ranges_of_many_shards():
@@ -142,42 +132,27 @@ def test_ids_are_as_narrow_as_the_vocabulary_allows(write):
         assert array[0] == len(vocab) - 1
 
 
-def test_documents_and_lines_without_tokens_are_left_out(write):
-    documents = [["\u200b"], *stdlib_documents(), ["\u00ad", "\ufffd"]]
-    store = write(documents, name="with")
-    assert store.manifest["dropped"] == {"documents without tokens": 2}
-    more_lines = [["\u200b", *document] for document in stdlib_documents()]
-    total = sum(counts["lines"] for counts in store.manifest["splits"].values())
-    other = write(more_lines, name="more")
-    assert sum(counts["lines"] for counts in other.manifest["splits"].values()) == total
-
-
 @pytest.mark.parametrize(
-    ("documents", "held_out", "message"),
+    ("documents", "held_out", "facts"),
     [
-        ([], 0.1, r"^data\.source: none of the 0 documents"),
-        ([["\u200b"]], 0.1, r"^data\.source: none of the 1 documents"),
-        (stdlib_documents(), 0.0, r"^data\.held_out: 0\.0 puts none .* the held_out split"),
-        (stdlib_documents(), 1.0, r"^data\.held_out: 1\.0 puts none .* the train split"),
+        ([], 0.1, r"^data\.source: .* 0 documents"),
+        ([["\u200b"]], 0.1, r"^data\.source: .* 1 documents"),
+        (stdlib_documents(), 0.0, r"^data\.held_out: 0\.0 .* held_out split"),
+        (stdlib_documents(), 1.0, r"^data\.held_out: 1\.0 .* train split"),
     ],
 )
-def test_empty_results_are_refused_and_leave_nothing(write, tmp_path, documents, held_out, message):
-    with pytest.raises(UserError, match=message):
+def test_empty_results_are_refused_and_leave_nothing(write, tmp_path, documents, held_out, facts):
+    with pytest.raises(UserError, match=facts):
         write(documents, held_out=held_out)
     assert not (tmp_path / "store").exists()
 
 
-def tally(store) -> tuple[int, int]:
-    """Documents and characters that are in the splits."""
-    counts = store.manifest["splits"].values()
-    return tuple(sum(count[name] for count in counts) for name in ("documents", "characters"))
-
-
-def test_all_that_was_read_is_in_a_split_or_counted(write):
-    documents = [["\u200b"], *stdlib_documents(), [""], ["\u00ad", "\ufffd"]]
+def test_all_that_was_read_is_in_a_split_or_counted(tmp_path, tokenizer):
+    documents = [["\u200b"], *stdlib_documents(), [""], ["\u200b", "\u00ad", "\ufffd"]]
     damage = Group([Damage("lines that are not UTF-8", "a.txt: line 3 is not UTF-8")] * 12)
     messages: list[str] = []
-    store = make_store_of([*groups(documents), damage], write, messages)
+    read = [*groups(documents), damage]
+    store = store_of(tmp_path / "store", read, tokenizer, on_error="skip", log=messages.append)
     manifest = store.manifest
     assert manifest["dropped"] == {
         "documents without tokens": 2,
@@ -189,99 +164,81 @@ def test_all_that_was_read_is_in_a_split_or_counted(write):
         "characters": sum(len(line) for document in documents for line in document),
         "divided": 0,
     }
-    kept, characters = tally(store)
+    kept, characters, lines = (
+        sum(counts[name] for counts in manifest["splits"].values())
+        for name in ("documents", "characters", "lines")
+    )
     assert kept == len(stdlib_documents())
-    assert characters == manifest["read"]["characters"] - 3
+    assert characters == manifest["read"]["characters"] - 4
+    assert lines == sum(map(len, stdlib_documents()))
     left_out = [message for message in messages if message.startswith("left out: a.txt: line 3")]
     assert len(left_out) == 10  # the counts tell the rest
-
-
-def make_store_of(read: list[Group], write, messages: list[str]):
-    from unittest import mock
-
-    with mock.patch("stores.groups", lambda *_: read):
-        return write([], on_error="skip", log=messages.append)
 
 
 PROGRAM = """
 import json, os, signal, sys
 from pathlib import Path
-from stores import make_store
-from electra_jax.data import store, tokenizers
-
-def killed(writers, real=store._write_json):
-    def write(path, content):
-        real(path, content)
-        if path.name == "progress.json" and content["groups"] >= int(sys.argv[2]):
-            os.kill(os.getpid(), signal.SIGKILL)
-    return write
+from stores import groups, store_of
+from electra_jax.data import tokenizers
 
 if __name__ == "__main__":
-    store.SHARD_TOKENS = 1000
-    store._write_json = killed(store._write_json)
     directory = Path(sys.argv[1])
-    made = tokenizers.load(directory.parent / "tokenizer")
-    documents = json.loads((directory.parent / "documents.json").read_text())
-    make_store(directory, documents, made, size=10)
+    progress = directory.with_name(f"{directory.name}.unfinished") / "progress.json"
+
+    def read():
+        for group in groups(json.loads((directory.parent / "documents.json").read_text()), 10):
+            if progress.exists() and json.loads(progress.read_text())["groups"] >= 12:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield group
+
+    tokenizer = tokenizers.load(directory.parent / "tokenizer")
+    store_of(directory, read(), tokenizer, shard_tokens=1000)
 """
 
 
-def test_killed_writer_goes_on_where_it_was(tmp_path, write, tokenizer, monkeypatch):
-    monkeypatch.setattr(store_module, "SHARD_TOKENS", 1000)
-    whole = write(stdlib_documents(), name="whole", size=10)
+def test_killed_writer_goes_on_where_it_was(tmp_path, write, tokenizer):
+    whole = write(stdlib_documents(), name="whole", size=10, shard_tokens=1000)
     tokenizer.save(tmp_path / "tokenizer")
     # What documentation there is depends on what has been imported before.
     (tmp_path / "documents.json").write_text(json.dumps(stdlib_documents()))
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    directory = tmp_path / "store"
-    paths = [*sys.path, str(Path(__file__).parent)]
-    result = subprocess.run(
-        [sys.executable, program, directory, "12"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        check=False,
-    )
-    assert result.returncode == -signal.SIGKILL
-    assert not directory.exists()
-    assert any(unfinished(directory).glob("train-*.npy"))
+    paths = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
+    for name in ("store", "other"):
+        result = subprocess.run(
+            [sys.executable, program, tmp_path / name],
+            env={**os.environ, "PYTHONPATH": paths},
+            check=False,
+        )
+        assert result.returncode == -signal.SIGKILL
+        assert not (tmp_path / name).exists()
 
+    place = unfinished(tmp_path / "store")
+    assert any(place.glob("train-*.npy"))
+    done = json.loads((place / "progress.json").read_text())["groups"]
     messages: list[str] = []
-    seen = []
-    real = store_module._encode
-    monkeypatch.setattr(
-        store_module, "_encode", lambda *arguments: seen.append(1) or real(*arguments)
-    )
-    monkeypatch.setattr(store_module, "map_in_order", map)
-    resumed = write(stdlib_documents(), log=messages.append, size=10)
-    assert messages[0] == "going on after 120 documents"
-    assert len(seen) == len(groups(stdlib_documents(), 10)) - 12
+    read = groups(stdlib_documents(), 10)
+    read[:done] = [Group()] * done  # what is in shards already is not looked at again
+    resumed = store_of(tmp_path / "store", read, tokenizer, log=messages.append, shard_tokens=1000)
+    assert messages[0] == f"going on after {10 * done} documents"
     assert resumed.hash == whole.hash
-    assert not unfinished(directory).exists()
+    assert not place.exists()
 
-    # Another origin does not go on from there.
-    subprocess.run(
-        [sys.executable, program, tmp_path / "other", "12"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        check=False,
-    )
-    other = write(
-        stdlib_documents(), name="other", origin={"sources": ["memory"], "fingerprint": ["new"]}
-    )
-    assert tally(other) == tally(whole)
+    other = store_of(tmp_path / "other", read, tokenizer, sources=("elsewhere",))
+    assert other.manifest["read"]["documents"] == len(stdlib_documents()) - 10 * done
 
 
-def test_number_of_processes_changes_nothing(write, monkeypatch):
-    one = write(stdlib_documents(), name="one", size=10)
-    monkeypatch.setattr(store_module, "map_in_order", map)
-    assert write(stdlib_documents(), name="other", size=10).hash == one.hash
+def test_number_of_processes_changes_nothing(write):
+    documents = stdlib_documents()
+    in_other_processes = write(documents, name="other", size=10)
+    assert write(documents, name="here", size=1000).hash == in_other_processes.hash
 
 
-def test_documents_of_an_entry_lie_together(write, monkeypatch):
+def test_documents_of_an_entry_lie_together(tmp_path, tokenizer):
     documents = stdlib_documents()
     read = groups(documents[:100]) + groups(documents[100:], source=1)
-    monkeypatch.setattr("stores.groups", lambda *_: read)
-    store = write([], origin={"sources": ["a", "b", "c"], "fingerprint": []})
-    train, held_out = (store.sources(split) for split in ("train", "held_out"))
+    store = store_of(tmp_path / "store", read, tokenizer, sources=("a", "b", "c"))
+    train, held_out = map(store.sources, SPLITS)
     assert train.tolist() == [0, train[1], store.documents("train").size - 1, train[2]]
     assert train[1] + held_out[1] == 100
     assert train[2] + held_out[2] == len(documents)
@@ -303,11 +260,10 @@ def test_damage_is_named(write):
     content = path.read_bytes()
 
     path.write_bytes(content[:-1])
-    message = rf"^{path}: found {len(content) - 1} bytes, expected {len(content)} bytes"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=rf"^{path}: .*{len(content) - 1} .*{len(content)} bytes"):
         open_store(store.directory)
     path.unlink()
-    with pytest.raises(UserError, match=rf"^{path}: found no such file"):
+    with pytest.raises(UserError, match=rf"^{path}: .*no such file"):
         open_store(store.directory)
     path.write_bytes(content)
 
@@ -315,7 +271,7 @@ def test_damage_is_named(write):
     assert verify(open_store(store.directory)) == 6
     original = changed.read_bytes()
     changed.write_bytes(original[:-1] + bytes([original[-1] ^ 1]))
-    with pytest.raises(UserError, match=rf"^{changed}: not what was written; delete"):
+    with pytest.raises(UserError, match=rf"^{changed}: not what was written"):
         verify(open_store(store.directory))
     changed.write_bytes(original)
 
@@ -325,7 +281,7 @@ def test_damage_is_named(write):
         open_store(store.directory)
 
 
-@pytest.mark.parametrize("content", [None, "{", json.dumps({"format_version": 0})])
+@pytest.mark.parametrize("content", [None, "{", "[]", json.dumps({"format_version": 0})])
 def test_bad_manifest_is_named(tmp_path, content):
     if content is not None:
         (tmp_path / "manifest.json").write_text(content)

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from electra_jax.data.store import Tokens, TokenStore
+from electra_jax.data.store import Tokens, TokenStore, offsets
 from electra_jax.errors import UserError
 
 LAYOUTS = ("packed", "document", "electra")
@@ -187,8 +187,8 @@ def rows(
         starts=starts,
         sizes=sizes,
         marks=marks,
-        first=_offsets(counts),
-        groups=_offsets([group.counts.size for group in groups]),
+        first=offsets(counts),
+        groups=offsets([group.counts.size for group in groups]),
         dropped_tokens=int(documents[-1] - sizes.sum()),
         pad_id=tokenizer.pad_id,
         cls_id=tokenizer.cls_id,
@@ -328,8 +328,3 @@ def _arange_each(counts: np.ndarray) -> np.ndarray:
     """Concatenates `np.arange(count)` for each count."""
     ends = np.cumsum(counts)
     return np.arange(ends[-1] if ends.size else 0) - np.repeat(ends - counts, counts)
-
-
-def _offsets(counts: np.ndarray | list[int]) -> np.ndarray:
-    """int64 [n + 1]: where each of n parts begins that have so many elements; the end."""
-    return np.append(0, np.cumsum(counts))

@@ -16,16 +16,10 @@ from typing import Any
 from electra_jax.data import reader, sources, tokenizers
 from electra_jax.data.reader import Group, logged, take_apart
 from electra_jax.data.sources import Source
-from electra_jax.data.store import (
-    FORMAT_VERSION,
-    TokenStore,
-    can_go_on,
-    open_store,
-    unfinished,
-    write_store,
-)
+from electra_jax.data.store import FORMAT_VERSION, TokenStore, open_store
 from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.data.workers import map_in_order
+from electra_jax.data.writing import can_go_on, unfinished, write_store
 from electra_jax.errors import UserError
 
 Log = Callable[[str], None]

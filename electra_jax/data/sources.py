@@ -100,7 +100,7 @@ def inputs(sources: list[Source]) -> list[Input]:
     Raises:
       UserError: there is nothing of that name, or an option does not suit what is there.
     """
-    by_key: dict[str, Input] = {}  # An ordered set: globs may overlap.
+    by_key: dict[tuple, Input] = {}  # An ordered set: globs may overlap.
     for number, source in enumerate(sources):
         for name, key, size in _located(source.location):
             known = settings_of(FORMATS[key])
@@ -111,7 +111,8 @@ def inputs(sources: list[Source]) -> list[Input]:
                         f"{key}; allowed: {', '.join((*known, 'weight'))}"
                     )
             form = FORMATS[key](**dict(source.options))
-            by_key.setdefault(form.key(name), Input(number, name, form, size))
+            split = getattr(form, "split", None)  # several of one data set are several inputs
+            by_key.setdefault((name, split), Input(number, name, form, size))
     return list(by_key.values())
 
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from electra_jax.data.opening import open_file, reason
-from electra_jax.settings import setting
+from electra_jax.errors import UserError
 
 Document = list[str]  # its lines, stripped, none of them empty
 Record = tuple[int, dict[str, Any]]  # the number of its line or row, from 1; values by name
 
-RECORDS = 256  # in a part
+BATCH = 256  # records in a part
 _END_BYTES = 2**20  # of a file, that go into its fingerprint
 
 
@@ -49,29 +49,23 @@ class Format(ABC):
     Attributes:
       suffixes: how the names of its files end; empty if it is not kept in files, but named by its
         key in `FORMATS`.
-      records: for formats of records, a function from the name of a file to all of its records.
-        It raises UserError where the file cannot be read or a record is malformed.
+      records: for formats of records, a function from the name of a file to all of its records,
+        which raises UserError where the file cannot be read or a record is malformed.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ()
     records: ClassVar[Callable[[str], Iterator[Record]] | None] = None
 
     @abstractmethod
-    def parts(self, input: "Input", limits: Limits) -> "Parts":
-        """Cuts an input into parts.
+    def parts(self, input: "Input", limits: Limits) -> "Iterator[tuple[Part | Damage, float]]":
+        """The parts of an input in order, each with the share of the input read so far.
 
-        Yields:
-          Parts in order, with `Damage` last where the input cannot be read to its end; and with
-          each the share of the input that has been read so far.
+        The last one is `Damage` where the input cannot be read to its end.
         """
 
     @abstractmethod
     def take_apart(self, part: "Part", limits: Limits) -> "Iterator[Document | Damage]":
-        """Yields the documents of a part, and `Damage` in place of what cannot be used."""
-
-    def key(self, name: str) -> str:
-        """A key that is the same for two entries of the source that name the same input."""
-        return name
+        """The documents of a part, with `Damage` in place of what cannot be used."""
 
     def fingerprint(self, name: str, size: int) -> dict:
         """Identifies an input, as JSON, without reading all of it.
@@ -109,11 +103,11 @@ class Input:
 
 @dataclass(frozen=True)
 class Part:
-    """Some whole documents of an input, not taken apart yet.
+    """Some whole documents of an input.
 
     Attributes:
       input: what they are from.
-      content: encoded text (formats `text` and `jsonl`), or a list of the texts of records.
+      content: encoded text, or a list of the texts of records.
       first: the number of the first line or record, counted from 1.
       divided: whether the last document goes on in the next part.
     """
@@ -132,9 +126,6 @@ class Damage:
     message: str
 
 
-Parts = Iterator[tuple[Part | Damage, float]]
-
-
 def unreadable(input: Input, read: int, unit: str, error: Exception) -> Damage:
     """The damage of an input of which only the first `read` units could be read."""
     if isinstance(error, IsADirectoryError):
@@ -145,22 +136,29 @@ def unreadable(input: Input, read: int, unit: str, error: Exception) -> Damage:
     return Damage("inputs that cannot be read to their end", message)
 
 
-def record_parts(input: Input, count: int, fetch: Callable[[range], list]) -> Parts:
-    """Parts of `count` records, whose texts `fetch` gives by their numbers from 0."""
-    for begin in range(0, count, RECORDS):
-        numbers = range(begin, min(begin + RECORDS, count))
+class Records(Format):
+    """A format whose parts are lists of texts."""
+
+    @abstractmethod
+    def batches(self, name: str) -> Iterator[tuple[list[Any], float]]:
+        """The texts of all records, up to `BATCH` at once, each with the share read so far."""
+
+    def parts(self, input: Input, limits: Limits) -> Iterator[tuple[Part | Damage, float]]:
+        """See `Format.parts`."""
+        read = 0
         try:
-            texts = fetch(numbers)
-        except Exception as error:  # of whatever reads the data set
-            yield unreadable(input, begin, "record", error), 1.0
-            return
-        yield Part(input, texts, begin + 1), numbers.stop / count
+            for texts, done in self.batches(input.name):
+                yield Part(input, texts, read + 1), done
+                read += len(texts)
+        except UserError:
+            raise
+        except Exception as error:  # of whatever reads them
+            yield unreadable(input, read, "record", error), 1.0
 
-
-def take_records_apart(part: Part, limits: Limits) -> Iterator[Document | Damage]:
-    """As `Format.take_apart`, for parts whose content is a list of texts."""
-    for number, text in enumerate(part.content, part.first):
-        yield from text_documents(text, f"{part.input.name}: record {number}", limits)
+    def take_apart(self, part: Part, limits: Limits) -> Iterator[Document | Damage]:
+        """See `Format.take_apart`."""
+        for number, text in enumerate(part.content, part.first):
+            yield from text_documents(text, f"{part.input.name}: record {number}", limits)
 
 
 def text_documents(text: Any, place: str, limits: Limits) -> Iterator[Document | Damage]:
@@ -200,14 +198,3 @@ def division(content: bytes) -> int:
     while cut > len(content) - 4 and content[cut] & 0xC0 == 0x80:  # inside a UTF-8 character
         cut -= 1
     return cut
-
-
-@dataclass(frozen=True)
-class Records(Format):
-    """A format of records, one field of which holds the text of a document."""
-
-    field: str = setting("text", "the field of a record that holds its text")
-
-    def take_apart(self, part: Part, limits: Limits) -> Iterator[Document | Damage]:
-        """See `Format.take_apart`."""
-        return take_records_apart(part, limits)

@@ -16,52 +16,35 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from electra_jax.data.formats.base import (
-    Damage,
-    Document,
-    Format,
-    Input,
-    Limits,
-    Part,
-    Parts,
-    record_parts,
-    take_records_apart,
-)
+from electra_jax.data.formats.base import BATCH, Records
 from electra_jax.data.workers import map_in_order
 
 _FILES_AT_ONCE = 64
+_OWN_PACKAGE = Path(__file__).parents[2]
 
 
 @functools.cache
-def docstrings() -> list[tuple[str, str]]:
-    """(top-level package, docstring) over the standard library and installed packages.
+def docstrings() -> list[str]:
+    """The docstrings of the standard library and of installed packages that are mostly prose.
 
-    Files are parsed, never imported. Kept are docstrings that are mostly prose, each text once.
-    All fit in memory, and finding them takes longer than what follows: so they are kept.
+    Files are parsed, never imported, and each text comes once. All fit in memory, and finding them
+    takes longer than what follows: so they are kept.
     """
-    files = [(root, file) for root in _roots() for file in _python_files(root)]
-    paths = [root / file for root, file in files]
-    tasks = (paths[i : i + _FILES_AT_ONCE] for i in range(0, len(paths), _FILES_AT_ONCE))
-    found = chain.from_iterable(map_in_order(_files_docstrings, tasks))
-    packages: dict[str, str] = {}  # An ordered set of texts, each with the package it was in first.
-    for (_, file), texts in zip(files, found, strict=True):
-        for text in texts:
-            packages.setdefault(text, Path(file.parts[0]).stem)
-    return [(package, text) for text, package in packages.items()]
+    files = [file for root in _roots() for file in _python_files(root)]
+    tasks = (files[i : i + _FILES_AT_ONCE] for i in range(0, len(files), _FILES_AT_ONCE))
+    return [*dict.fromkeys(chain.from_iterable(map_in_order(_prose_of_files, tasks)))]
 
 
 @dataclass(frozen=True)
-class Docstrings(Format):
+class Docstrings(Records):
     """Each docstring is a document."""
 
-    def parts(self, input: Input, limits: Limits) -> Parts:
-        """See `Format.parts`."""
-        texts = [text for _, text in docstrings()]
-        return record_parts(input, len(texts), lambda numbers: texts[numbers.start : numbers.stop])
-
-    def take_apart(self, part: Part, limits: Limits) -> Iterator[Document | Damage]:
-        """See `Format.take_apart`."""
-        return take_records_apart(part, limits)
+    def batches(self, name: str) -> Iterator[tuple[list[str], float]]:
+        """See `Records.batches`."""
+        texts = docstrings()
+        for begin in range(0, len(texts), BATCH):
+            batch = texts[begin : begin + BATCH]
+            yield batch, (begin + len(batch)) / len(texts)
 
     def fingerprint(self, name: str, size: int) -> dict:
         """The versions of Python and of the installed packages.
@@ -71,13 +54,9 @@ class Docstrings(Format):
         packages = {
             f"{distribution.name}=={distribution.version}"
             for distribution in importlib.metadata.distributions()
-            if distribution.name.replace("-", "_") != _own_package().name
+            if distribution.name.replace("-", "_") != _OWN_PACKAGE.name
         }
         return {"name": name, "python": platform.python_version(), "packages": sorted(packages)}
-
-
-def _own_package() -> Path:
-    return Path(__file__).parents[2]
 
 
 def _roots() -> list[Path]:
@@ -86,32 +65,31 @@ def _roots() -> list[Path]:
 
 
 def _python_files(root: Path) -> list[Path]:
-    """The Python files below `root`, relative to it and sorted."""
-    found = []
+    """The Python files below `root`, sorted."""
+    files = []
     for directory, children, names in os.walk(root):
         # Installed packages lie inside the standard library and are a root of their own.
         excluded = ("site-packages", "dist-packages", "__pycache__")
         children[:] = [
             name
             for name in children
-            if name not in excluded and Path(directory, name) != _own_package()
+            if name not in excluded and Path(directory, name) != _OWN_PACKAGE
         ]
-        found += [Path(directory, name) for name in names if name.endswith(".py")]
-    return sorted(file.relative_to(root) for file in found)
+        files += [Path(directory, name) for name in names if name.endswith(".py")]
+    return sorted(files)
 
 
-def _files_docstrings(paths: list[Path]) -> list[list[str]]:
-    return [_file_docstrings(path) for path in paths]
+def _prose_of_files(paths: list[Path]) -> list[str]:
+    return [text for path in paths for text in _docstrings_of_file(path) if _is_prose(text)]
 
 
-def _file_docstrings(path: Path) -> list[str]:
+def _docstrings_of_file(path: Path) -> list[str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's code
-            tree = ast.parse(path.read_bytes())
+            return [*_docstrings_below(ast.parse(path.read_bytes()))]
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []  # Templates, Python 2, or files made to break parsers.
-    return [text for text in _docstrings_below(tree) if _is_prose(text)]
 
 
 def _docstrings_below(node: ast.AST) -> Iterator[str]:

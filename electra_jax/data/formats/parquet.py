@@ -2,32 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from electra_jax.data.formats.base import (
-    RECORDS,
-    Input,
-    Limits,
-    Part,
-    Parts,
-    Record,
-    Records,
-    unreadable,
-)
+from electra_jax.data.formats.base import BATCH, Record, Records
 from electra_jax.data.opening import open_file
 from electra_jax.errors import UserError
-
-
-def records(name: str) -> Iterator[Record]:
-    """The rows of a file, numbered from 1."""
-    import pyarrow  # slow to import, and seldom needed
-    import pyarrow.parquet
-
-    try:
-        with open_file(name) as file:
-            rows = pyarrow.parquet.read_table(file).to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
-        raise UserError(f"{name}: cannot be read: {error}") from error
-    return enumerate(rows, 1)
+from electra_jax.settings import setting
 
 
 @dataclass(frozen=True)
@@ -35,23 +15,31 @@ class Parquet(Records):
     """Documents are in a column."""
 
     suffixes = (".parquet",)
-    records = staticmethod(records)
+    field: str = setting("text", "of a record that holds its text")
 
-    def parts(self, input: Input, limits: Limits) -> Parts:
-        """See `Format.parts`."""
-        import pyarrow
+    def batches(self, name: str) -> Iterator[tuple[list[Any], float]]:
+        """See `Records.batches`."""
+        import pyarrow.parquet  # slow to import, and seldom needed
+
+        read = 0
+        with open_file(name) as file, pyarrow.parquet.ParquetFile(file) as table:
+            if self.field not in table.schema_arrow.names:
+                raise UserError(
+                    f"{name}: there is no column {self.field!r}; allowed as #field=: "
+                    + ", ".join(table.schema_arrow.names)
+                )
+            for batch in table.iter_batches(BATCH, columns=[self.field]):
+                read += len(batch)
+                yield batch[0].to_pylist(), read / table.metadata.num_rows
+
+    @staticmethod
+    def records(name: str) -> Iterator[Record]:
+        """See `Format.records`."""
         import pyarrow.parquet
 
-        row = 0
         try:
-            with open_file(input.name) as file, pyarrow.parquet.ParquetFile(file) as table:
-                if self.field not in table.schema_arrow.names:
-                    raise UserError(
-                        f"{input.name}: there is no column {self.field!r}; allowed as #field=: "
-                        + ", ".join(table.schema_arrow.names)
-                    )
-                for batch in table.iter_batches(RECORDS, columns=[self.field]):
-                    yield Part(input, batch[0].to_pylist(), row + 1), row / table.metadata.num_rows
-                    row += len(batch)
+            with open_file(name) as file:
+                rows = pyarrow.parquet.read_table(file).to_pylist()
         except (OSError, pyarrow.ArrowException) as error:
-            yield unreadable(input, row, "row", error), 1.0
+            raise UserError(f"{name}: cannot be read: {error}") from error
+        yield from enumerate(rows, 1)

@@ -1,10 +1,11 @@
 """TensorFlow data sets, read without TensorFlow: `tfds:NAME`."""
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from electra_jax.data.formats.base import Input, Limits, Parts, Records, record_parts
+from electra_jax.data.formats.base import BATCH, Records
 from electra_jax.errors import UserError
 from electra_jax.settings import setting
 
@@ -58,20 +59,16 @@ def _text(value: Any) -> Any:
 class TensorFlowDataSet(Records):
     """Documents are in a field of the records of a split."""
 
+    field: str = setting("text", "of a record that holds its text")
     split: str = setting("train", "the records that are read, such as train[:10%]")
 
-    def parts(self, input: Input, limits: Limits) -> Parts:
-        """See `Format.parts`."""
-        source = data_set(input.name, self.split, self.field)
-        return record_parts(
-            input,
-            len(source),
-            lambda numbers: [record[self.field] for record in source.__getitems__(numbers)],
-        )
-
-    def key(self, name: str) -> str:
-        """See `Format.key`."""
-        return f"{name}#{self.split}"
+    def batches(self, name: str) -> Iterator[tuple[list[Any], float]]:
+        """See `Records.batches`."""
+        source = data_set(name, self.split, self.field)
+        for begin in range(0, len(source), BATCH):
+            numbers = range(begin, min(begin + BATCH, len(source)))
+            texts = [record[self.field] for record in source.__getitems__(numbers)]
+            yield texts, numbers.stop / len(source)
 
     def fingerprint(self, name: str, size: int) -> dict:
         """A data set is known by its version and its number of records."""
