@@ -1,4 +1,4 @@
-"""BERT-Base, the counterpart of ELECTRA-Base: the same encoder, masked language modelling.
+"""BERT-Base, the counterpart of ELECTRA-Base: the same encoder, masked language modeling.
 
     python -m electra_jax.main --config=configs/bert_base.py --workdir=runs/bert_base \
         --config.data.source='corpus/*.txt'

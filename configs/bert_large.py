@@ -1,4 +1,4 @@
-"""BERT-Large, the counterpart of ELECTRA-Large: the same encoder, masked language modelling.
+"""BERT-Large, the counterpart of ELECTRA-Large: the same encoder, masked language modeling.
 
     python -m electra_jax.main --config=configs/bert_large.py --workdir=runs/bert_large \
         --config.data.source='corpus/*.txt'

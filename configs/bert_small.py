@@ -1,4 +1,4 @@
-"""BERT-Small, the counterpart of ELECTRA-Small: the same encoder, masked language modelling.
+"""BERT-Small, the counterpart of ELECTRA-Small: the same encoder, masked language modeling.
 
     python -m electra_jax.main --config=configs/bert_small.py --workdir=runs/bert_small \
         --config.data.source='corpus/*.txt'
