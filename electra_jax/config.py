@@ -69,7 +69,6 @@ class Loading:
     """How batches are built ahead of the step."""
 
     num_threads: int = setting(2, "threads that build batches", COUNT, free=True)
-    num_workers: int = setting(0, "processes that do so instead; 0: none", NOT_NEGATIVE, free=True)
     prefetch: int = setting(8, "batches built ahead", COUNT, free=True)
 
 

@@ -50,10 +50,7 @@ def batches(run: Path) -> dict[int, str]:
 
 
 def test_stopped_and_killed_run_is_the_same_as_one_that_was_not(place, straight):
-    """The signals go to the whole group, which ends the worker that makes the batches, too."""
-    stopped = tiny_run.run(
-        place, "stopped", *FLAGS, "--config.data.num_workers=1", signals="10:SIGTERM"
-    )
+    stopped = tiny_run.run(place, "stopped", *FLAGS, signals="10:SIGTERM")
     assert_stopped_in_time(place / "stopped", stopped)
     step = max(int(path.name) for path in (place / "stopped" / "checkpoints").iterdir())
     assert step in (9, 10, 11)

@@ -1,9 +1,4 @@
 import math
-import multiprocessing
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from itertools import accumulate
@@ -132,12 +127,13 @@ def test_any_step_is_instant(rows):
 
 
 @pytest.mark.parametrize("num_threads", [0, 1, 3])
-def test_prefetched_batches_are_the_same_in_the_same_order(rows, num_threads):
+def test_prefetched_batches_are_the_same_in_the_same_order(mapped_rows, num_threads):
     share = {"batch_size": 8, "seed": 3, "process_index": 1, "process_count": 2}
-    batches = list(train_batches(rows, 20, 30, **share, num_threads=num_threads, prefetch=4))
+    share["weights"] = (3.0, 1.0)
+    batches = list(train_batches(mapped_rows, 20, 30, **share, num_threads=num_threads, prefetch=4))
     assert len(batches) == 30
     for step, batch in enumerate(batches, start=20):
-        for key, array in train_batch(rows, step, **share).items():
+        for key, array in train_batch(mapped_rows, step, **share).items():
             np.testing.assert_array_equal(batch[key], array)
 
 
@@ -203,83 +199,6 @@ def test_one_weight_above_zero_is_needed_for_each_group(weights):
         UserError, match=r"^weights: found \(1.*a number above 0 for each of the 2 "
     ):
         train_batch(rows, 0, batch_size=8, seed=0, weights=weights)
-
-
-# Worker processes
-
-
-@pytest.mark.parametrize(
-    ("num_workers", "start", "host", "hosts"), [(1, 0, 0, 1), (3, 1000, 1, 2), (3, 1_000_000, 3, 4)]
-)
-def test_workers_make_the_same_batches_in_the_same_order(
-    mapped_rows, num_workers, start, host, hosts
-):
-    share = {
-        "batch_size": 8,
-        "seed": 3,
-        "weights": (3.0, 1.0),
-        "process_index": host,
-        "process_count": hosts,
-    }
-    batches = list(
-        train_batches(mapped_rows, start, 20, **share, num_workers=num_workers, prefetch=4)
-    )
-    assert not multiprocessing.active_children()
-    assert len(batches) == 20
-    for step, batch in enumerate(batches, start):
-        for key, array in train_batch(mapped_rows, step, **share).items():
-            np.testing.assert_array_equal(batch[key], array)
-            assert batch[key].dtype == array.dtype
-
-
-def test_workers_end_when_the_batches_are_closed_and_when_one_fails(mapped_rows):
-    share = {"batch_size": 8, "seed": 0, "num_workers": 2}
-    batches = train_batches(mapped_rows, 0, 10**9, **share, weights=(1.0, 1.0))
-    next(batches)
-    assert len(multiprocessing.active_children()) == 2
-    batches.close()
-    assert not multiprocessing.active_children()
-
-    with pytest.raises(UserError, match=r"^weights: "):
-        next(train_batches(mapped_rows, 0, 10, **share, weights=(1.0,)))
-    assert not multiprocessing.active_children()
-
-
-PROGRAM = """
-import time
-import test_loader
-from electra_jax.data.loader import train_batches
-
-if __name__ == "__main__":
-    rows = test_loader.make_rows(test_loader.TOKENS, [50])
-    for batch in train_batches(rows, 0, 10**9, batch_size=8, seed=0, num_workers=1):
-        print("one", flush=True)
-        time.sleep(1)
-"""
-
-
-@pytest.mark.parametrize("kind", ["interrupt", "kill"])
-def test_workers_do_not_outlive_their_parent(tmp_path, kind):
-    path = tmp_path / "program.py"
-    path.write_text(PROGRAM)
-    process = subprocess.Popen(
-        [sys.executable, path],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout.readline() == "one\n"
-    time.sleep(0.5)  # the worker has made all that it may, and waits
-    if kind == "interrupt":
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    else:
-        process.kill()
-    _, errors = process.communicate(timeout=20)  # ends when no process holds the pipes any more
-    if kind == "interrupt":
-        assert errors.count("Traceback") == 1
-        assert errors.strip().endswith("KeyboardInterrupt")
 
 
 # Evaluation

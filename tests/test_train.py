@@ -6,8 +6,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-import threading
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import jax
@@ -23,9 +21,8 @@ from electra_jax.interop.export import export
 from electra_jax.jobs import pretraining
 from electra_jax.monitoring.writer import read_metrics
 from electra_jax.objectives import make_objective
-from electra_jax.run.interruption import Interruption
 from electra_jax.sharding.mesh import make_mesh
-from electra_jax.training import loop, program
+from electra_jax.training import program
 from electra_jax.training.optimizer import OptimizerConfig
 from electra_jax.training.program import make_program
 
@@ -417,9 +414,7 @@ def test_mlm_alone_trains_and_measures_its_own_metrics_only(place, straight, mon
 
 
 @pytest.mark.slow
-def test_tensorflow_data_set_word_masks_segments_and_workers_train(
-    place, tmp_path, monkeypatch, capfd
-):
+def test_tensorflow_data_set_word_masks_and_segments_train(place, tmp_path, monkeypatch, capfd):
     tiny_tfds.make(tmp_path / "sets")
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "sets"))
     weighted = "tfds:tiny_text#split=train#weight=1,corpus.txt#weight=3"
@@ -427,7 +422,6 @@ def test_tensorflow_data_set_word_masks_segments_and_workers_train(
         "data.source": weighted,
         "data.tokenizer": "unigram",
         "data.layout": "electra",
-        "data.num_workers": "1",
         "masking.unit": "word",
         "num_train_steps": "7",
     }
@@ -474,19 +468,6 @@ def test_skips_losses_that_are_not_finite_and_stops_at_too_many(
     skipped = {row["step"]: row["skipped_updates"] for row in rows if "skipped_updates" in row}
     assert skipped == {3: 0.0, 6: 1.0, 9: 1.0}
     assert "NaN" not in (run / "metrics.jsonl").read_text()
-
-
-def broken(num_batches: int):
-    yield from [{"row": np.arange(2)}] * num_batches
-    raise BrokenProcessPool
-
-
-def test_workers_that_a_signal_has_ended_end_the_batches():
-    stop = Interruption()
-    with pytest.raises(BrokenProcessPool):
-        list(loop.until_workers_are_stopped(broken(2), stop))
-    threading.Timer(0.2, lambda: setattr(stop, "is_requested", True)).start()  # it comes later
-    assert len(list(loop.until_workers_are_stopped(broken(2), stop))) == 2
 
 
 def test_evaluation_counts_each_row_once(place, straight):

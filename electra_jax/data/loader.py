@@ -32,7 +32,6 @@ from typing import Protocol, runtime_checkable
 import grain
 import numpy as np
 
-from electra_jax.data.workers import map_in_order
 from electra_jax.errors import UserError
 
 
@@ -107,7 +106,6 @@ def train_batches(
     process_index: int = 0,
     process_count: int = 1,
     num_threads: int = 4,
-    num_workers: int = 0,
     prefetch: int = 8,
 ) -> Iterator[dict[str, np.ndarray]]:
     """The batches of `train_batch` for `num_steps` steps from `start_step`, made ahead of use.
@@ -118,8 +116,6 @@ def train_batches(
       start_step: the step of the first batch. A resumed run starts where it stopped.
       num_steps: how many batches to yield.
       num_threads: threads that make batches.
-      num_workers: processes that make batches, each with a copy of `rows`, in place of threads.
-        They end with the iterator, or when its `close` is called.
       prefetch: batches that may wait for use.
     """
     make = partial(
@@ -132,11 +128,9 @@ def train_batches(
         process_index=process_index,
         process_count=process_count,
     )
-    steps = range(start_step, start_step + num_steps)
-    if num_workers:
-        return map_in_order(make, steps, processes=num_workers, ahead=prefetch)
+    steps = grain.MapDataset.source(range(start_step, start_step + num_steps))
     options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch)
-    return iter(grain.MapDataset.source(steps).map(make).to_iter_dataset(options))
+    return iter(steps.map(make).to_iter_dataset(options))
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +189,7 @@ def _turns(rows: Rows, weights: Sequence[float]) -> list[int]:
 
 
 def _shuffled(rows: Rows, seed: int) -> list[grain.MapDataset]:
-    """Of each group its rows without end, each of them once an epoch."""
+    """An endless dataset of row indices for each group, reshuffled every epoch."""
     # Grain shuffles epoch e with seed + e. Hashing the seed first keeps the epochs of a run from
     # being those of the run with the next seed.
     seeds = np.random.SeedSequence(seed).generate_state(rows.groups.size - 1).tolist()

@@ -17,13 +17,8 @@ _MAX_PROCESSES = 32  # One process reads for all of them; more could not be fed.
 _FEW = 4  # items that are done sooner than processes start
 
 
-def map_in_order(
-    function: Callable[[Item], Result],
-    items: Iterable[Item],
-    processes: int | None = None,
-    ahead: int = 0,
-) -> Iterator[Result]:
-    """`map(function, items)` in several processes.
+def map_in_order(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """`map(function, items)` in several processes, one for each core.
 
     Items are taken as they are needed, a few ahead of the results. What `function` raises is
     raised here, at its place in the order.
@@ -31,15 +26,13 @@ def map_in_order(
     Args:
       function: sent to each process once, pickled, as are items and results each time.
       items: a handful of them is not worth other processes and is worked on in this one.
-      processes: how many; by default one for each core.
-      ahead: how many results are made before they are asked for; at least two for each process.
     """
     items = iter(items)
     first = list(islice(items, _FEW + 1))
     if len(first) <= _FEW:
         yield from map(function, first)
         return
-    processes = processes or min(num_cores(), _MAX_PROCESSES)
+    processes = min(num_cores(), _MAX_PROCESSES)
     # Spawned, because forking a process that holds the threads of JAX can hang.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, _start, (function,)) as pool:
@@ -47,7 +40,7 @@ def map_in_order(
         try:
             for item in chain(first, items):
                 running.append(pool.submit(_call, item))
-                if len(running) > max(ahead, 2 * processes):
+                if len(running) > 2 * processes:
                     yield running.popleft().result()
             while running:
                 yield running.popleft().result()

@@ -112,7 +112,6 @@ def make_job(config: ConfigDict, is_new: bool, log: Log) -> Job:
             process_index=share[0],
             process_count=share[1],
             num_threads=config.data.num_threads,
-            num_workers=config.data.num_workers,
             prefetch=config.data.prefetch,
         )
 

@@ -185,7 +185,7 @@ class Progress:
         if values.get("input_wait", 0) > SLOW_INPUT:
             self.log(
                 f"warning: {values['input_wait']:.0%} of the time went into waiting for batches; "
-                "more of config.data.num_threads, or config.data.num_workers, may help"
+                "more of config.data.num_threads may help"
             )
         if self.compilations:
             self.log(f"warning: {len(self.compilations)} compilations since the first steps")

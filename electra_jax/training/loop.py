@@ -8,9 +8,7 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import platform
-import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import jax
@@ -199,7 +197,7 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
             if is_evaluation_due:  # the run was stopped just before
                 with progress.paused():
                     is_evaluation_due = evaluate_at(step) is None
-            batches = progress.timed(until_workers_are_stopped(batches, interruption))
+            batches = progress.timed(batches)
             tensorboard, newest = workdir / "tensorboard", lambda: progress.newest
             batches = profiled(batches, start, config.profile_steps, tensorboard, newest)
             for step, batch in enumerate(batches, start + 1):
@@ -232,18 +230,6 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
                 raise interruption.stopped(step)
     log(f"done: {workdir / 'report.html'}")
     return state
-
-
-def until_workers_are_stopped(
-    batches: Iterator[dict[str, np.ndarray]], interruption: Interruption
-) -> Iterator[dict[str, np.ndarray]]:
-    """`batches`, which end early where a signal to this run has ended the workers, too."""
-    try:
-        yield from batches
-    except BrokenProcessPool:
-        time.sleep(1)  # it may reach this process later
-        if not interruption.is_requested:
-            raise
 
 
 def describe(objective: Objective, params: Params, mesh: Mesh, tokenizer: Tokenizer) -> Facts:
