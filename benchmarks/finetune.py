@@ -16,12 +16,10 @@ import numpy as np
 from absl import flags
 
 from electra_jax import cli
-from electra_jax.finetune.assembly import make_task
-from electra_jax.finetune.config import get_config
-from electra_jax.finetune.task import Task
+from electra_jax.finetune.config import get_config, make_task
+from electra_jax.finetune.heads.sentence import Regression, SentenceHead
 from electra_jax.interop.pretrained import load_encoder
 from electra_jax.jobs import finetuning
-from electra_jax.jobs.finetuning import complete, make_work
 from electra_jax.training.loop import Job
 from electra_jax.training.program import Program
 
@@ -49,7 +47,7 @@ def our_step(program: Program) -> Callable[[Batch], None]:
     return step
 
 
-def torch_step(config, task: Task) -> Callable[[Batch], None]:
+def torch_step(config, head: SentenceHead) -> Callable[[Batch], None]:
     """The same in PyTorch."""
     import torch
     from transformers import AutoModel
@@ -61,12 +59,11 @@ def torch_step(config, task: Task) -> Callable[[Batch], None]:
         hidden_dropout_prob=config.model.dropout,
         attention_probs_dropout_prob=config.model.attention_dropout,
     ).train()
-    num_outputs = max(1, len(task.head.labels))
-    head = torch.nn.Sequential(
+    layers = torch.nn.Sequential(
         torch.nn.Dropout(config.model.dropout),
-        torch.nn.Linear(config.model.hidden_size, num_outputs),
+        torch.nn.Linear(encoder.config.hidden_size, head.num_outputs),
     )
-    parameters = [*encoder.parameters(), *head.parameters()]
+    parameters = [*encoder.parameters(), *layers.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=config.optimizer.learning_rate)
 
     def step(batch: Batch) -> None:
@@ -76,9 +73,9 @@ def torch_step(config, task: Task) -> Callable[[Batch], None]:
             for name in ("input_ids", "piece_ids", "token_type_ids")
         )
         states = encoder(input_ids=ids, attention_mask=real, token_type_ids=types)
-        outputs = head(states.last_hidden_state[:, 0])
+        outputs = layers(states.last_hidden_state[:, 0])
         labels = torch.from_numpy(batch["label"])
-        if task.head.kind == "regression":
+        if isinstance(head, Regression):
             loss = torch.nn.functional.mse_loss(outputs[:, 0], labels)
         else:
             loss = torch.nn.functional.cross_entropy(outputs, labels.long())
@@ -91,11 +88,12 @@ def torch_step(config, task: Task) -> Callable[[Batch], None]:
 
 
 def make_job(config, length_buckets: int, *parts) -> Job:
-    """That of a run, for its program and its batches; `parts` are those of `trials.make_work`."""
+    """That of a run, for its program and its batches; `parts` are those of `prepare`."""
     config = config.copy_and_resolve_references()
     config.data.length_buckets = length_buckets
-    work = make_work(config, *parts, splits=())
-    return finetuning.make_job(config, work, work.program, (config.seed,), lambda *_: None)
+    config, work = finetuning.prepare(config, *parts)
+    program = finetuning.program_of(config, work.mesh, work.objective, work.optimizer)
+    return finetuning.make_job(work, program, (config.seed,), lambda *_: None, keep_best=False)
 
 
 def main() -> None:
@@ -108,14 +106,10 @@ def main() -> None:
     pretrained = load_encoder(WEIGHTS.value)
     config.model.remat = "none"  # memory to spare
     config.model.scan_unroll = pretrained.encoder_config.num_layers
-    task = make_task(config)
-    features = task.features(
-        task.read("train"), pretrained.tokenizer, MAX_LENGTH.value, training=True
-    )
-    config = complete(config, task, pretrained.encoder_config, len(features["label"]))
-    parts = task, pretrained, features
+    task = make_task(config, print)
+    parts = task, pretrained
     job, shuffled = (make_job(config, n, *parts) for n in (config.data.length_buckets, 1))
-    ours, theirs = our_step(job.program), torch_step(config, task)
+    ours, theirs = our_step(job.program), torch_step(config, task.head)
     widths = job.facts["data"]["padded to"].split(" or ")
     started, compiled = time.perf_counter(), set()
     for batch in job.batches(0, (0, 1)):

@@ -17,9 +17,10 @@ from typing import Any
 
 from absl import flags
 
-from electra_jax.data.text import read_json
+from electra_jax.data.opening import read_json
 from electra_jax.errors import UserError
-from electra_jax.finetune.squad_metrics import score_v1, score_v2
+from electra_jax.finetune.tasks.squad_files import check_ids, questions_of
+from electra_jax.finetune.tasks.squad_scores import score_v1, score_v2
 
 
 def main() -> None:
@@ -36,8 +37,6 @@ def main() -> None:
 def _score_files(
     data: str, predictions: str, null_odds: str | None, null_threshold: float
 ) -> dict[str, float]:
-    from electra_jax.finetune.squad import check_ids, questions_of
-
     document = read_json(data)
     examples = list(questions_of(document, data))
     check_ids(examples, data)

@@ -13,7 +13,7 @@ from absl import flags
 
 from electra_jax import cli
 from electra_jax.errors import UserError
-from electra_jax.finetune.glue import zip_submission
+from electra_jax.finetune.tasks.glue import zip_submission
 
 
 def submission_files(run: Path) -> list[Path]:

@@ -20,12 +20,11 @@ from ml_collections import ConfigDict
 from electra_jax.data.features import FeatureRows
 from electra_jax.data.loader import train_batch
 from electra_jax.errors import UserError
-from electra_jax.finetune.assembly import feature_rows, make_objective, make_task
 from electra_jax.finetune.buckets import choose_widths, make_buckets, trimmed
-from electra_jax.finetune.config import get_config, validate
-from electra_jax.finetune.heads import HeadConfig
+from electra_jax.finetune.config import get_config, make_objective, make_task, validate
+from electra_jax.finetune.heads.sentence import Classification
+from electra_jax.finetune.heads.span import Spans
 from electra_jax.finetune.objective import FineTuning
-from electra_jax.inference import finetuned
 from electra_jax.interop.pretrained import load_encoder
 from electra_jax.jobs import pretraining
 from electra_jax.jobs.finetuning import complete, finetune
@@ -38,7 +37,8 @@ from electra_jax.training.program import make_program, make_trials_program
 
 ROOT = Path(__file__).parents[1]
 ENCODER = tiny.encoder(init_stddev=0.2)
-QA = HeadConfig("qa")
+QA = Spans()
+THREE = Classification(labels=("a", "b", "c"))
 
 
 def mesh(data: int) -> jax.sharding.Mesh:
@@ -62,11 +62,11 @@ def features(number: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("devices", [1, 8])
 def test_every_example_is_predicted_once_and_in_order(devices):
     """17 of them in batches of 8: the last batch is filled up, and no number depends on that."""
-    objective = FineTuning(ENCODER, HeadConfig("classification", 3))
+    objective = FineTuning(ENCODER, THREE)
     params = objective.init(jax.random.key(0))
     arrays = features(17)
     predict = make_predict(mesh(devices), objective.outputs)
-    found = predict_rows(predict, params, feature_rows(arrays), batch_size=8)
+    found = predict_rows(predict, params, FeatureRows(arrays), batch_size=8)
     batch = {name: jax.numpy.asarray(x) for name, x in arrays.items()}
     expected = jax.jit(objective.outputs)(params, batch)["logits"]
     assert found["logits"].shape == (17, 3)
@@ -148,7 +148,7 @@ def test_rows_of_padding_have_no_labels():
 
 def test_trials_at_once_are_what_each_is_alone():
     """With dropout, and each with its own order of the data."""
-    objective = FineTuning(ENCODER, HeadConfig("classification", 3))
+    objective = FineTuning(ENCODER, THREE)
     optimizer = tiny.optimizer(layerwise_decay=0.8)
     rows = FeatureRows({name: x for name, x in features(40).items() if name != "example"})
     seeds = (3, 4, 2**32 - 1)
@@ -349,7 +349,7 @@ def test_every_kind_of_task_is_trained_scored_and_predicted(
         config.data.max_length, config.data.doc_stride = 30, 8
     finetune(config, tmp_path / "run")
     results = json.loads((tmp_path / "run" / "results.json").read_text())
-    task = make_task(config, log=lambda line: None)
+    task = make_task(config, lambda line: None)
     floor, found = task.floor(task.read("dev")), results["scores"]["dev"][scores]
     assert task.main_metric == scores and np.isfinite(found)
     assert results.get("failed", []) == ["dev"] * (found <= floor)
@@ -382,8 +382,6 @@ def test_best_checkpoint_predicts_and_patience_ends_the_training(place):
     ]
     np.testing.assert_array_equal(*tables)
     assert not np.array_equal(tables[0], newest_params["embeddings"]["word"])
-    with pytest.raises(UserError, match="there is no checkpoint of step 0"):
-        finetuned.load(place / "patient", 0, 8)
 
 
 def main(place: Path, devices: int, *flags: str) -> subprocess.CompletedProcess:
@@ -468,7 +466,7 @@ def test_stopped_and_resumed_is_the_same(place):
         ({"init_from": ""}, "config.init_from is ''; allowed: a run, an export"),
         ({"data.kind": "glue", "data.name": "rt"}, "config.data.name is 'rt'; allowed: cola, "),
         ({"data.kind": "squad"}, "config.data.text is .*no effect with config.data.kind = 'squad'"),
-        ({"data.train": ""}, "config.data.train is empty; config.data.kind = 'table' needs"),
+        ({"data.train": ""}, "config.data.train is ''; allowed: the file to train on"),
         ({"patience": 2}, "config.patience needs config.checkpoint.keep_best = True"),
         (
             {"trials_at_once": 2, "parallel.fsdp": 8},
@@ -509,11 +507,11 @@ def test_values_that_make_no_sense(place, changes, message):
         ({"model.hidden_size": 64}, "config.model.hidden_size is 64, but .* has 32"),
         ({"init_from": "nowhere"}, "nowhere: there are no weights"),
         ({"data.dev": "none.csv"}, "none.csv"),
-        ({"data.dev": "empty.csv"}, "config.data.dev is '.*empty.csv': dev has no examples"),
-        ({"data.test": "empty.csv"}, "config.data.test is '.*empty.csv': test has no examples"),
+        ({"data.dev": "empty.csv"}, "empty.csv: dev has no examples"),
+        ({"data.test": "empty.csv"}, "empty.csv: test has no examples"),
         (
             {"data.train": "empty.csv", "data.labels": ("a", "b")},
-            "config.data.train is '.*empty.csv': train has no examples",
+            "empty.csv: train has no examples",
         ),
     ],
 )
@@ -546,7 +544,7 @@ def test_recipes_are_complete(recipe, argument):
 
 def test_sizes_of_the_head_follow_the_task(place):
     config = table_config(place)
-    task = make_task(config)
+    task = make_task(config, print)
     encoder = dataclasses.replace(ENCODER, max_positions=32)
     config = complete(config, task, encoder, 96)
     assert (config.eval_every_steps, config.optimizer.learning_rate) == (6, 3e-3)

@@ -11,8 +11,8 @@ import tiny
 from flax import nnx
 from scipy import special
 
-from electra_jax.finetune import heads
-from electra_jax.finetune.heads import HeadConfig
+from electra_jax.finetune.heads import HEADS
+from electra_jax.finetune.heads.sentence import SentenceLayers
 from electra_jax.finetune.objective import FineTuning
 from electra_jax.modeling.params import path_name
 from electra_jax.objectives.base import Inputs, context
@@ -39,8 +39,9 @@ def batch(size: int = 3) -> dict[str, np.ndarray]:
 
 
 @functools.cache
-def network(kind: str, outputs: int = 1, style: str = "original") -> tuple[FineTuning, dict]:
-    objective = FineTuning(ENCODER, HeadConfig(kind, outputs, style))
+def network(kind: str, outputs: int = 0, style: str = "original") -> tuple[FineTuning, dict]:
+    head = HEADS[kind](labels=tuple("abc"[:outputs]), style=style)
+    objective = FineTuning(ENCODER, head)
     return objective, objective.init(jax.random.key(1))
 
 
@@ -99,12 +100,12 @@ def test_multilabel_and_regression():
 
 
 def test_tagging_counts_words():
-    objective, params = network("tagging", 4)
+    objective, params = network("tagging", 3)
     label = np.full((3, LENGTH), -1, np.int32)
-    label[0, [1, 3]], label[2, 2] = [3, 0], 1
+    label[0, [1, 3]], label[2, 2] = [2, 0], 1
     rows = batch() | {"label": label}
     logits = outputs(objective, params, rows)["logits"]
-    assert logits.shape == (3, LENGTH, 4)
+    assert logits.shape == (3, LENGTH, 3)
     is_word = label >= 0
     loss = -log_softmax(logits)[is_word, label[is_word]].sum()
     np.testing.assert_allclose(sums(objective, params, rows)["loss"], [loss, 3], rtol=1e-5)
@@ -145,7 +146,7 @@ def test_joint_span_head_equals_its_formula():
     none = two_layers(head["answerable"], np.concatenate([hidden[:, 0], mean], axis=-1))
 
     found, each = outputs(objective, params, rows), np.arange(3)
-    np.testing.assert_allclose(found["answerable_logit"], none, atol=1e-4)
+    np.testing.assert_allclose(found["null_logit"], none, atol=1e-4)
     for row in each:
         order = np.argsort(-start[row])
         is_clear = rows["allowed"][row][order] > 0  # others are all about -1000
@@ -200,7 +201,7 @@ def test_every_parameter_learns(kind, style):
 
 
 def test_dropout_of_the_head_is_on_in_training_only():
-    head = heads.SentenceHead(ENCODER, HeadConfig("classification", 200), nnx.Rngs(0))
+    head = SentenceLayers(ENCODER, 200, False, nnx.Rngs(0))
     hidden = jnp.ones((1, 1, 16))
     once, again = (np.asarray(head(hidden, jax.random.key(seed))) for seed in (1, 2))
     assert (once != again).any()
@@ -208,9 +209,9 @@ def test_dropout_of_the_head_is_on_in_training_only():
 
 
 @pytest.mark.parametrize("style", ["original", "huggingface"])
-@pytest.mark.parametrize("kind", heads.KINDS)
+@pytest.mark.parametrize("kind", HEADS)
 def test_every_parameter_matches_exactly_one_sharding_rule(kind, style):
-    objective = FineTuning(ENCODER, HeadConfig(kind, 3, style))
+    objective, _ = network(kind, 3, style)
     for path, leaf in jax.tree.leaves_with_path(objective.structure()):
         name = f"params/{path_name(path)}"
         (split,) = (split for pattern, split in RULES if re.search(pattern, name))

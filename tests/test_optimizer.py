@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tiny
 
-from electra_jax.finetune.heads import HeadConfig
+from electra_jax.finetune.heads.span import Spans
 from electra_jax.finetune.objective import FineTuning
 from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.training.optimizer import (
@@ -171,7 +171,7 @@ def test_layerwise_rates_of_every_parameter(mode, num_layers, decay):
         intermediate_size=16,
         max_positions=8,
     )
-    params = FineTuning(encoder, HeadConfig("qa")).structure()
+    params = FineTuning(encoder, Spans()).structure()
     ones = jax.tree.map(lambda x: jnp.ones(x.shape), params)
     scaled, _ = scale_by_layer(decay, mode).update(ones, ())
     expected = TABLE[mode][num_layers, decay]

@@ -22,10 +22,7 @@ from electra_jax.config import get_config
 from electra_jax.data import layout, tokenizers
 from electra_jax.data.store import TokenStore
 from electra_jax.data.tokenizers.base import encode_with_special_tokens
-from electra_jax.finetune import assembly
-from electra_jax.finetune.assembly import make_task
-from electra_jax.finetune.config import SIZES
-from electra_jax.finetune.config import get_config as finetuning_config
+from electra_jax.finetune import config as finetuning
 from electra_jax.finetune.encoding import encode_texts
 from electra_jax.inference import serving
 from electra_jax.jobs import pretraining
@@ -82,15 +79,15 @@ def pretrained(place, store):
 
 def finetuned(path: Path, store, kind: str, **data):
     """A run directory with a head for a task whose labels are given; its task and parameters."""
-    config = finetuning_config()
-    sizes = dict(zip(SIZES, (store.tokenizer.vocab_size, 16, 32, 1, 2, 64, 64, 2), strict=True))
+    config = finetuning.get_config()
+    sizes = dict(
+        zip(finetuning.SIZES, (store.tokenizer.vocab_size, 16, 32, 1, 2, 64, 64, 2), strict=True)
+    )
     config.model.update(sizes)
     config.init_from = "gone"
     config.data.update(kind=kind, max_length=48, train="gone.csv", dev="gone.csv", **data)
-    here = config.copy_and_resolve_references()
-    here.data.update(train="", dev="")
-    task = make_task(here, log=lambda line: None)
-    objective = assembly.make_objective(config, task)
+    task = finetuning.make_task(config, lambda line: None)
+    objective = finetuning.make_objective(config, task)
     params = save(path, config, objective, store.tokenizer).params
     return task, objective, params
 

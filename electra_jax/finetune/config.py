@@ -5,15 +5,18 @@ The defaults are the paper's (spec 4.5). A recipe (`configs/glue.py`, `squad.py`
 """
 
 import dataclasses
-import math
-from collections.abc import Iterator
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from electra_jax.config import Adam, Loading, Numerics, Parallel, Run
 from electra_jax.errors import UserError
-from electra_jax.finetune import glue
+from electra_jax.finetune import objective
+from electra_jax.finetune.heads.base import STYLES
+from electra_jax.finetune.tasks import TASKS
+from electra_jax.finetune.tasks.base import Log, Task
 from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.precision import compute_dtype
 from electra_jax.settings import (
     COUNT,
     NOT_NEGATIVE,
@@ -23,78 +26,28 @@ from electra_jax.settings import (
     Setting,
     check_values,
     field,
+    key_of,
     one_of,
+    prefixed,
     setting,
     settings_of,
     to_config,
 )
 from electra_jax.sharding.mesh import check_topology
 
-SIZES = (
-    *("vocab_size", "embedding_size", "hidden_size", "num_layers", "num_heads"),
-    *("intermediate_size", "max_positions", "token_types"),
-)
-
-
-def are_names(labels: tuple) -> bool:
-    """Whether these can be labels."""
-    return all(x and isinstance(x, str) for x in labels) and len({*labels}) == len(labels)
-
-
-def is_range(values: tuple) -> bool:
-    """Whether a regression can be scaled by these; by none, the data say."""
-    if not all(isinstance(x, int | float) and -math.inf < x < math.inf for x in values):
-        return False
-    return not values or (len(values) == 2 and values[0] < values[1])
-
 
 @dataclasses.dataclass(frozen=True)
 class Data(Loading):
-    """A task and its files: docs/finetuning.md."""
+    """What all tasks have; `Settings` of each task has more: docs/finetuning.md."""
 
-    kind: str = setting("glue", "of the task", one_of("glue", "squad", "tagging", "table"))
+    kind: str = setting("glue", "of the task", key_of(TASKS))
     name: str = setting("cola", "of the GLUE task; elsewhere what the results are called")
-    source: str = setting("", "glue: the directory with the tasks' folders, or tfds:glue")
-    train: str = setting("", "squad, tagging, table: the file of each split")
-    dev: str = setting("", "likewise")
-    test: str = setting("", "likewise")
-    on_error: str = setting(
-        "raise", "at malformed rows to train on; glue only", one_of("raise", "skip")
-    )
     max_length: int = setting(
         128,
         "tokens of a row; what is longer is cut, or divided",
         Check(lambda x: x >= 8, "at least 8"),
     )
     length_buckets: int = setting(4, "widths that batches of like length are padded to", COUNT)
-    double_unordered: bool = setting(True, "glue: MRPC and STS-B with each pair swapped, too")
-    unanswerable: bool = setting(False, "squad: questions may have no answer")
-    null_threshold: float | None = setting(None, "squad: of no answer; default: -2.75, or 0")
-    max_answer_length: int = setting(30, "squad: in tokens", COUNT)
-    doc_stride: int = setting(128, "squad: tokens between windows of a long text", COUNT)
-    answerability: str = setting(
-        "window",
-        "squad: of windows without the answer; question: the original's",
-        one_of("window", "question"),
-    )
-    target: str = setting(
-        "classification",
-        "table: what a label is",
-        one_of("classification", "multilabel", "regression"),
-    )
-    text: tuple = setting(("text",), "table: the column of the text, or the two of a pair")
-    label: str = setting("label", "table: the column of the label")
-    labels: tuple = setting(
-        (),
-        "their names; default: those of the task, or of the training data",
-        Check(are_names, "text, each once"),
-    )
-    scheme: str = setting("", "tagging: default: that of the training file")
-    value_range: tuple = setting(
-        (),
-        "regression: labels that the network sees as 0 and 1",
-        Check(is_range, "two numbers, the smaller one first"),
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +62,9 @@ class Model(Numerics):
     intermediate_size: int | None = setting(None, "of the weights", COUNT)
     max_positions: int | None = setting(None, "of the weights", COUNT)
     token_types: int | None = setting(None, "of the weights", COUNT)
+
+
+SIZES = tuple(name for name in settings_of(Model) if name not in settings_of(Numerics))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +107,7 @@ class FineTuning(Run):
     head: str = setting(
         "original",
         "huggingface: what `transformers` has in its place",
-        one_of("original", "huggingface"),
+        one_of(*STYLES),
     )
     num_trials: int = setting(1, "with the seeds seed, seed + 1, ...", COUNT)
     trials_at_once: int = setting(1, "trained in one program, where memory allows", COUNT)
@@ -172,32 +128,18 @@ class FineTuning(Run):
 
 
 def settings() -> dict[str, Setting]:
-    """Every setting of fine-tuning by its dotted name."""
-    return settings_of(FineTuning)
+    """Every setting of fine-tuning by its dotted name, those of all tasks included."""
+    return settings_of(FineTuning) | prefixed("data", task_settings())
+
+
+def task_settings() -> dict[str, Setting]:
+    """The settings that not all tasks have, by their names in `config.data`."""
+    return settings_of(*(task.Settings for task in TASKS.values()))
 
 
 def get_config() -> ConfigDict:
     """The complete default configuration, locked: unknown names are errors."""
     return to_config(settings())
-
-
-KINDS = {  # of tasks that a field is for
-    **dict.fromkeys(("data.source", "data.on_error", "data.double_unordered"), ("glue",)),
-    **dict.fromkeys(("data.train", "data.dev", "data.test"), ("squad", "tagging", "table")),
-    **dict.fromkeys(
-        (
-            f"data.{name}"
-            for name in (
-                *("unanswerable", "null_threshold", "max_answer_length", "doc_stride"),
-                "answerability",
-            )
-        ),
-        ("squad",),
-    ),
-    **dict.fromkeys(("data.target", "data.text", "data.label", "data.value_range"), ("table",)),
-    "data.scheme": ("tagging",),
-    "data.labels": ("table", "tagging"),
-}
 
 
 def validate(config: ConfigDict, num_devices: int) -> None:
@@ -208,52 +150,71 @@ def validate(config: ConfigDict, num_devices: int) -> None:
     """
     check_values(config, settings())
     check_topology(config.parallel, config.batch_size, config.num_microbatches, num_devices)
-    for problem in clashes(config):
-        raise UserError(problem)
-
-
-def clashes(config: ConfigDict) -> Iterator[str]:
-    """Sentences about values that do not fit each other."""
-    data = config.data
-    if data.kind == "glue":
-        if data.name not in glue.TASKS:
-            yield f"config.data.name is {data.name!r}; allowed: {', '.join(glue.TASKS)}"
-        if not data.source:
-            yield "config.data.source is empty; allowed: the directory of the GLUE files, tfds:glue"
-    elif not data.train:
-        yield f"config.data.train is empty; config.data.kind = {data.kind!r} needs a training file"
-    default = get_config()
-    for name, kinds in KINDS.items():
-        value, usual = field(config, name), field(default, name)
-        if data.kind not in kinds and value != usual:
-            yield (
-                f"config.{name} is {value!r}, which has no effect with config.data.kind = "
-                f"{data.kind!r}; leave it at {usual!r}"
-            )
-    if config.patience and not (config.checkpoint.keep_best):
-        yield (
+    check_task(config.data)
+    check_trials(config)
+    if config.patience and not config.checkpoint.keep_best:
+        raise UserError(
             "config.patience needs config.checkpoint.keep_best = True, or else the last evaluation "
             "would count and not the best"
         )
+
+
+def check_task(data: ConfigDict) -> None:
+    """Checks that the settings of `config.data` fit its task.
+
+    Raises:
+      UserError: they do not, or one of another task would have no effect.
+    """
+    task = TASKS[data.kind]
+    task.check(data.name, own_settings(data))
+    own = settings_of(task.Settings)
+    for name, one in task_settings().items():
+        if name not in own and data[name] != one.default:
+            raise UserError(
+                f"config.data.{name} is {data[name]!r}, which has no effect with config.data.kind "
+                f"= {data.kind!r}; leave it at {one.default!r}"
+            )
+
+
+def check_trials(config: ConfigDict) -> None:
+    """Checks that all trials can be trained as `config` says; raises UserError."""
     if config.seed + config.num_trials > 2**32:  # as in pre-training, seeds are below that
-        yield (
+        raise UserError(
             f"config.seed is {config.seed}; with config.num_trials = {config.num_trials} it must "
             f"be at most {2**32 - config.num_trials}"
         )
-    if config.trials_at_once > 1:
-        for name, needed in (
-            ("parallel.api", "jit"),
-            ("parallel.fsdp", 1),
-            ("parallel.tensor", 1),
-            ("parallel.shard_optimizer", False),
-            ("checkpoint.keep_best", False),
-            ("histograms", False),
-        ):
-            if (found := field(config, name)) != needed:
-                yield (
-                    f"config.{name} is {found!r}; with config.trials_at_once = "
-                    f"{config.trials_at_once} it must be {needed!r}"
-                )
+    for name, needed in (
+        ("parallel.api", "jit"),
+        ("parallel.fsdp", 1),
+        ("parallel.tensor", 1),
+        ("parallel.shard_optimizer", False),
+        ("checkpoint.keep_best", False),
+        ("histograms", False),
+    ):
+        if config.trials_at_once > 1 and field(config, name) != needed:
+            raise UserError(
+                f"config.{name} is {field(config, name)!r}; with config.trials_at_once = "
+                f"{config.trials_at_once} it must be {needed!r}"
+            )
+
+
+def own_settings(data: ConfigDict) -> Any:
+    """The settings in `config.data` that its task has, as its `Settings`."""
+    kind = TASKS[data.kind].Settings
+    return kind(**{field.name: data[field.name] for field in dataclasses.fields(kind)})
+
+
+def make_task(config: ConfigDict, log: Log) -> Task:
+    """The task that a configuration describes; `log` takes lines about its files."""
+    data = config.data
+    return TASKS[data.kind](data.name, own_settings(data), config.head, log)
+
+
+def make_objective(config: ConfigDict, task: Task) -> objective.FineTuning:
+    """The head of `task` on an encoder of the sizes in a completed configuration."""
+    model = {name: config.model[name] for name in settings_of(Model)}
+    encoder = EncoderConfig(**model | {"dtype": compute_dtype(config.model.dtype)})
+    return objective.FineTuning(encoder, task.head)
 
 
 def learning_rate(encoder: EncoderConfig) -> float:

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from electra_jax.data.features import Arrays
 from electra_jax.data.tokenizers.base import Tokenizer
-from electra_jax.finetune.task import Arrays
 
 Ids = Sequence[int]
 

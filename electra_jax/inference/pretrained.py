@@ -18,13 +18,12 @@ from ml_collections import ConfigDict
 from electra_jax.config import get_config
 from electra_jax.data import layout, tokenizers
 from electra_jax.data.features import Arrays, FeatureRows
+from electra_jax.data.opening import read_lines
 from electra_jax.data.store import TokenStore, open_store
-from electra_jax.data.text import read_lines
 from electra_jax.data.tokenizers.base import Tokenizer, encode_with_special_tokens
 from electra_jax.errors import UserError
 from electra_jax.finetune.encoding import pack, windows
-from electra_jax.finetune.sentences import text
-from electra_jax.finetune.tables import is_table, read_table
+from electra_jax.finetune.tasks.table_files import is_table, read_table, text_cell
 from electra_jax.inference import network_outputs
 from electra_jax.inference.request import Answer, Model, Request
 from electra_jax.modeling.params import Params
@@ -97,11 +96,13 @@ class TextModel(Model):
         """The lines of a text file, or the column `text` of a table."""
         if not is_table(path):
             return read_lines(path)
-        return [text(values, "text", f"{path}, line {line}") for line, values in read_table(path)]
+        return [
+            text_cell(values, "text", f"{path}, line {line}") for line, values in read_table(path)
+        ]
 
     def example(self, number: int, values: Mapping[str, Any], where: str) -> str:
         """The text of a JSON object."""
-        return text(values, "text", where)
+        return text_cell(values, "text", where)
 
 
 class Detect(TextModel):

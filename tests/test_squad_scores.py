@@ -10,7 +10,13 @@ import pytest
 
 from electra_jax import score
 from electra_jax.errors import UserError
-from electra_jax.finetune.squad_metrics import best_threshold, f1, normalize, score_v1, score_v2
+from electra_jax.finetune.tasks.squad_scores import (
+    best_threshold,
+    f1,
+    normalize,
+    score_v1,
+    score_v2,
+)
 
 
 @pytest.fixture

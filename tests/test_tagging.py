@@ -1,49 +1,21 @@
-import json
+"""Tags, schemes and entities, and words in columns. See also test_tasks."""
+
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_tasks import CLS, PAD, SEP, TOKENIZER, UNK, A, B, C, oracle, saved
 
-from electra_jax.data.tokenizers.base import SPECIAL_TOKENS
-from electra_jax.data.tokenizers.wordpiece import WordPiece
-from electra_jax.errors import UserError
-from electra_jax.finetune.tagging import (
-    Example,
-    TaggingTask,
-    convert,
-    entities,
-    entity_scores,
-    type_of,
-)
+from electra_jax.finetune.tasks.tag_schemes import convert, entities, entity_scores, type_of
+from electra_jax.finetune.tasks.tagging import Example, TaggingTask
 
-PAD, UNK, CLS, SEP = range(4)
-TOKENIZER = WordPiece(
-    [*SPECIAL_TOKENS, "a", "b", "##b", "c"],
-    lower_case=True,
-    strip_accents=True,
-    max_word_chars=200,
-)
-A, B, BB, C = range(5, 9)
-
+BB = TOKENIZER.vocab.index("##b")
 TRAIN = "a B-PER\nb I-PER\nc O\n\na B-LOC\n"
 
 
-def saved(path: Path, text: str) -> str:
-    path.write_text(text, encoding="utf-8", newline="")
-    return str(path)
-
-
-def tagging(tmp_path: Path, text: str = TRAIN, **options) -> TaggingTask:
-    files = {"train": saved(tmp_path / "train.txt", text), **options.pop("files", {})}
-    return TaggingTask(files, **options)
-
-
-def oracle(task: TaggingTask, features: dict) -> dict:
-    """Logits that know the labels, and are wrong wherever no word counts."""
-    label = features["label"]
-    logits = np.eye(len(task.head.labels), dtype=np.float32)[label]
-    logits[label < 0] = np.eye(len(task.head.labels), dtype=np.float32)[-1]
-    return {"logits": 9 * logits}
+def tagging(tmp_path: Path, train: str = TRAIN, log=print, **settings) -> TaggingTask:
+    path = saved(tmp_path / "train.txt", train)
+    return TaggingTask("tagging", TaggingTask.Settings(train=path, **settings), log=log)
 
 
 # Tags and entities
@@ -73,7 +45,8 @@ def test_entities_by_the_rules_of_conlleval(tags, expected):
     [("O", ""), ("B-PER", "PER"), ("E-a-b", "a-b"), ("PER", "PER"), ("X-1", "X-1")],
 )
 def test_types_are_named_by_tags_or_as_they_are(label, kind):
-    assert type_of(label) == kind
+    assert type_of(label, "BIOES") == kind
+    assert type_of(label, "plain") == label
 
 
 def test_scores_are_those_of_seqeval():
@@ -161,79 +134,28 @@ def test_the_scheme_is_that_of_the_training_file(tmp_path, text, scheme, labels)
     assert task.main_metric == ("accuracy" if scheme == "plain" else "f1")
     examples = task.read("train")
     rows = task.features(examples, TOKENIZER, 16, training=False)
-    predictions = task.predict(examples, rows, oracle(task, rows))
+    predictions = task.predict(examples, rows, oracle(rows, task.head.labels))
     assert [list(guess.tags) for guess in predictions] == [
         convert(example.tags, scheme) for example in examples
     ]
     assert set(task.score(examples, predictions).values()) == {1.0}
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a B-PER\nb\n", r"train\.txt, line 2: found the columns \['b'\]; the first .* has 2"),
-        ("a\tB-PER\nb\t\n", r"line 2: .*a tag is not empty"),
-        ("a B-PER\n\nb NN\n", r"line 3: tag 'NN' is not of the scheme BIO: O, B-TYPE, I-TYPE$"),
-        ("a B-PER\nb B-\n", r"line 2: tag 'B-' is not of the scheme BIO"),
-        ("a\nb\n", r"train\.txt: the tags are \[\]; at least two"),
-        ("a O\nb O\n", r"the tags are \['O'\]; at least two"),
-        ("", r"the tags are \[\]"),
-    ],
-)
-def test_mistakes_are_named_by_line(tmp_path, text, message):
-    with pytest.raises(UserError, match=message):
-        tagging(tmp_path, text).read("train")
-
-
-def test_other_files_follow_the_training_file(tmp_path):
-    files = {
-        "dev": saved(tmp_path / "dev.txt", "a B-PER\nb B-ORG\n"),
-        "ends": saved(tmp_path / "ends.txt", "a S-PER\n"),
-        "wide": saved(tmp_path / "wide.txt", "a X B-PER\n"),
-    }
-    task = tagging(tmp_path, files=files)
-    with pytest.raises(UserError, match=r"dev\.txt, line 2: tag 'B-ORG' is not known; .* LOC, PER"):
-        task.read("dev")
-    with pytest.raises(UserError, match=r"ends\.txt, line 1: tag 'S-PER' is not of the scheme BIO"):
-        task.read("ends")
-    with pytest.raises(UserError, match=r"wide\.txt: 3 columns; the training file has 2"):
-        task.read("wide")
-    with pytest.raises(UserError, match="no split 'test'; allowed: train, dev"):
-        task.read("test")
-    task = tagging(tmp_path, files=files, types=("PER", "ORG", "LOC"))
-    assert task.read("dev")[0].tags == ("B-PER", "B-ORG")
-    with pytest.raises(UserError, match="scheme is 'IOB'; allowed: BIO, IOB1, BIOES, plain"):
-        tagging(tmp_path, scheme="IOB")
-    with pytest.raises(UserError, match="there is no train file"):
-        TaggingTask({"dev": files["dev"]})
-    alone = TaggingTask({"dev": files["dev"]}, scheme="BIO", types=("PER", "ORG"))
-    assert alone.head.labels[:5] == ("O", "B-PER", "I-PER", "E-PER", "S-PER")
-    assert alone.eval_splits == ("dev",)
-    files = {"new": saved(tmp_path / "new.txt", "a DT\n"), "dev": files["wide"]}
-    task = tagging(tmp_path, "a DT B-PER\nb NN O\n", files=files)
-    assert (task.eval_splits, task.test_splits) == (("dev",), ("new",))
-    assert task.read("new")[0].tags is None
-
-
 def test_fewer_columns_than_in_training_are_no_tags_and_said(tmp_path):
-    lines = []
-    files = {"dev": saved(tmp_path / "dev.txt", "a B-PER\n")}
-    task = tagging(tmp_path, "a X B-PER\nb X O\n", files=files, log=lines.append)
-    assert (task.eval_splits, task.test_splits) == ((), ("dev",))
-    assert lines == [f"{files['dev']}: 2 columns, the training file has 3: taken to have no tags"]
-
-
-@pytest.mark.parametrize(
-    ("text", "floor"), [("a B-x\nb I-x\n", 0.0), ("a V\nb N\na N\n\na N\n", 0.75)]
-)
-def test_the_floor_is_the_score_of_the_best_constant_answer(tmp_path, text, floor):
-    task = tagging(tmp_path, text)
-    assert task.floor(task.read("train")) == floor
+    log: list[str] = []
+    files = {
+        "dev": saved(tmp_path / "dev.txt", "a DT B-PER\n"),
+        "test": saved(tmp_path / "test.txt", "a B-PER\n"),
+    }
+    task = tagging(tmp_path, "a X B-PER\nb X O\n", log.append, **files)
+    assert (task.eval_splits, task.test_splits) == (("dev",), ("test",))
+    assert len(log) == 1
+    assert log[0].startswith(f"{files['test']}: 2 columns, the training file has 3")
 
 
 def test_tags_that_continue_nothing_are_counted(tmp_path):
     log: list[str] = []
-    task = tagging(tmp_path, "a B-x\nb O\n\nc I-x\nc I-x\nb B-x\nb I-y\n", log=log.append)
+    task = tagging(tmp_path, "a B-x\nb O\n\nc I-x\nc I-x\nb B-x\nb I-y\n", log.append)
     task.read("train")
     assert len(log) == 1
     assert "2 tags continue or end an entity that is not there, the first in line 4" in log[0]
@@ -281,7 +203,7 @@ def test_long_sentences_lose_no_word(tmp_path, length):
         counts = np.bincount(rows["example"], (rows["label"] >= 0).sum(axis=1))
         assert counts.tolist() == [40, 0, 1]
     assert [rows["example"].tolist().count(i) for i in (1, 2)] == [1, 1]
-    predictions = task.predict(examples, rows, oracle(task, rows))
+    predictions = task.predict(examples, rows, oracle(rows, task.head.labels))
     assert [guess.tags for guess in predictions] == [example.tags for example in examples]
     assert task.score(examples, predictions)["f1"] == 1.0
     # In the middle of a long sentence, at least a quarter of a window is shown on both sides.
@@ -317,30 +239,16 @@ def test_scores_count_whole_entities(tmp_path):
     assert scores == pytest.approx({"f1": 0.4, "precision": 1 / 3, "recall": 0.5, "accuracy": 0.4})
 
 
-def test_words_and_tags_are_written_as_columns(tmp_path):
-    files = {"new": saved(tmp_path / "new.txt", "a\nbb\n\n\x01\n")}
-    task = tagging(tmp_path, files=files)
-    assert (task.eval_splits, task.test_splits) == ((), ("new",))
-    examples = task.read("new")
+def test_words_and_tags_are_written_as_columns_that_can_be_read(tmp_path):
+    task = tagging(tmp_path, test=saved(tmp_path / "test.txt", "a\nbb\n\n\x01\n"))
+    examples = task.read("test")
     rows = task.features(examples, TOKENIZER, 8, training=False)
     logits = np.zeros((2, 8, len(task.head.labels)), np.float32)
     logits[0, [1, 2], [task.head.labels.index(tag) for tag in ("B-PER", "E-PER")]] = 1
     predictions = task.predict(examples, rows, {"logits": logits})
-    assert task.score(examples, predictions) == {}
-    columns, lines = task.write(predictions, tmp_path / "out", "new")
+    columns, _ = task.write(predictions, tmp_path / "out", "test")
     assert columns.read_text() == "a\tB-PER\nbb\tI-PER\n\n\x01\tO\n"
-    record = json.loads(lines.read_text().splitlines()[0])
-    assert record["entities"] == [[0, 2, "PER"]]
-    assert record["words"] == ["a", "bb"]
-    # What is written can be read.
-    again = TaggingTask({"dev": str(columns)}, scheme="BIO", types=("PER", "LOC"))
-    assert [example.tags for example in again.read("dev")] == [guess.tags for guess in predictions]
-
-
-def test_nothing_at_all(tmp_path):
-    task = tagging(tmp_path)
-    rows = task.features([], TOKENIZER, 8, training=False)
-    assert rows["input_ids"].shape == (0, 8)
-    logits = np.zeros((0, 8, len(task.head.labels)), np.float32)
-    assert task.predict([], rows, {"logits": logits}) == []
-    assert task.score([], []) == {}
+    assert predictions[0].entities == ((0, 2, "PER"),)
+    again = TaggingTask.Settings(dev=str(columns), scheme="BIO", labels=("PER", "LOC"))
+    tags = [example.tags for example in TaggingTask("again", again).read("dev")]
+    assert tags == [guess.tags for guess in predictions]

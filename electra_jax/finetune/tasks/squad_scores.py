@@ -1,15 +1,7 @@
 """The official scores of SQuAD 1.1 and 2.0 (Rajpurkar et al., 2016 and 2018; spec 6.4).
 
-    python -m electra_jax.score dev.json predictions.json [--null_odds=FILE]
-
-prints one JSON object with the keys and values of the official programs, in percent, and how many
-questions have no prediction (`missing_ids`: these count as wrong) and how many predictions no
-question (`unknown_ids`: these do not count). All files are JSON and may be compressed.
-
-    predictions.json    answers by question id; "" says that there is none
-    --null_odds=FILE    numbers by question id: how likely it is that there is no answer. With
-                        them, the best thresholds and their scores are reported, too. 2.0 only
-    --null_threshold=1  above it, the answer counts as "", whatever the prediction
+No library has them: torchmetrics knows 1.1 alone and needs PyTorch, `evaluate` downloads its code
+when it is called. The tests compare with what the official programs print.
 """
 
 import re
@@ -19,13 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
-
 _PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
 
-
 Gold = Mapping[str, Sequence[str]]  # the texts of the answers by question id; none: no answer
-
-
 Texts = Mapping[str, str]
 
 

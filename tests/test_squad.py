@@ -1,21 +1,26 @@
-import gzip
+"""Question answering: windows, spans of characters, and what becomes of the network's outputs.
+
+What all tasks have in common is in test_tasks.
+"""
+
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny_tfds
+from tiny_tasks import CLS, SEP, document, oracle, saved
 
 from electra_jax.data import tokenizers
 from electra_jax.data.tokenizers.base import SPECIAL_TOKENS
 from electra_jax.data.tokenizers.wordpiece import WordPiece
 from electra_jax.errors import UserError
-from electra_jax.finetune import squad
 from electra_jax.finetune.encoding import owners, windows
-from electra_jax.finetune.squad import Answer, Example, SquadTask, read_squad
-from electra_jax.finetune.squad_metrics import normalize
+from electra_jax.finetune.tasks import squad_spans
+from electra_jax.finetune.tasks.squad import SquadTask
+from electra_jax.finetune.tasks.squad_files import Answer, Example, read_squad
+from electra_jax.finetune.tasks.squad_scores import normalize
 
-CLS, SEP = 2, 3
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,?ﬁ\uff11\uff41语文अनमसतको👩שלו"
 TOKENIZER = WordPiece(
     [*SPECIAL_TOKENS, *LETTERS, *(f"##{letter}" for letter in LETTERS)],
@@ -25,25 +30,14 @@ TOKENIZER = WordPiece(
 )
 
 
-def task(unanswerable: bool = False, **options) -> SquadTask:
-    return SquadTask({}, unanswerable=unanswerable, **options)
+def task(unanswerable: bool = False, log=print, style: str = "original", **options) -> SquadTask:
+    settings = SquadTask.Settings(unanswerable=unanswerable, **options)
+    return SquadTask("squad", settings, style, log)
 
 
 def example(context: str, *answers: str, key: str = "q", question: str = "a?") -> Example:
     found = tuple(Answer(text, context.index(text)) for text in answers)
     return Example(key, question, context, found)
-
-
-def oracle(features: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Outputs of a joint head that knows the answers."""
-    start, end = features["start"], features["end"]
-    return {
-        "start_top": start[:, None],
-        "start_log_prob": np.where(start > 0, 0, -9).astype(np.float32)[:, None],
-        "end_top": end[:, None, None],
-        "end_log_prob": np.zeros((len(end), 1, 1), np.float32),
-        "answerable_logit": np.where(start > 0, -9, 9).astype(np.float32),
-    }
 
 
 def independent(features: dict[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
@@ -110,7 +104,7 @@ def test_each_token_belongs_to_the_window_that_shows_most_around_it():
 
 def test_targets_of_windows_without_the_answer():
     found = [example("a b c d e f", "a", question="x y"), Example("n", "x y", "a", ())]
-    for answerability, expected in [("window", [0, 1, 1]), ("question", [0, 0, 1])]:
+    for answerability, expected in (("window", [0, 1, 1]), ("question", [0, 0, 1])):
         made = task(True, doc_stride=2, answerability=answerability)
         rows = made.features(found, TOKENIZER, 9, training=True)
         assert rows["example"].tolist() == [0, 0, 1]
@@ -237,7 +231,7 @@ def test_independent_ends_give_the_best_of_all_spans(stride):
                             outputs["start_logits"][row, start] + outputs["end_logits"][row, end]
                         )
                         best[text] = max(best.get(text, -np.inf), score)
-        expected = sorted(best.items(), key=lambda item: -item[1])[: squad.N_BEST]
+        expected = sorted(best.items(), key=lambda item: -item[1])[: squad_spans.N_BEST]
         assert [span.text for span in guess.n_best] == [text for text, _ in expected]
         scores = [score for _, score in expected]
         assert [span.score for span in guess.n_best] == pytest.approx(scores)
@@ -258,7 +252,7 @@ def test_the_joint_head_proposes_and_the_rest_is_ruled_out():
         "start_log_prob": np.log(np.array([[0.4, 0.3, 0.2, 0.1]], np.float32)),
         "end_top": np.array([ends], np.int32),
         "end_log_prob": np.log(np.array([[[0.6, 0.3, 0.1]] * 4], np.float32)),
-        "answerable_logit": np.array([5.0], np.float32),
+        "null_logit": np.array([5.0], np.float32),
     }
     [guess] = made.predict(found, rows, outputs)
     assert [(span.text, span.start, span.end) for span in guess.n_best] == [
@@ -282,7 +276,7 @@ def test_a_text_counts_once_at_its_best_place_over_all_windows():
         "start_log_prob": np.array([[-2.0], [-1.0]], np.float32),
         "end_top": np.array([[[4]], [[6]]], np.int32),
         "end_log_prob": np.zeros((2, 1, 1), np.float32),
-        "answerable_logit": np.array([3.0, -1.0], np.float32),
+        "null_logit": np.array([3.0, -1.0], np.float32),
     }
     [guess] = made.predict(found, rows, outputs)
     assert [(span.text, span.start, span.score) for span in guess.n_best] == [("a", 8, -1.0)]
@@ -301,7 +295,7 @@ def test_answers_start_in_the_window_that_shows_most_around_them():
         "start_log_prob": np.array([[-1.0], [-2.0]], np.float32),
         "end_top": np.array([[[7]], [[5]]], np.int32),
         "end_log_prob": np.zeros((2, 1, 1), np.float32),
-        "answerable_logit": np.zeros(2, np.float32),
+        "null_logit": np.zeros(2, np.float32),
     }
     [guess] = made.predict(found, rows, outputs)
     assert [(span.text, span.score) for span in guess.n_best] == [("d", -2.0)]
@@ -317,7 +311,7 @@ def test_no_answer_is_scored_and_written(tmp_path):
     made = task(True, null_threshold=0.0)
     rows = made.features(found, TOKENIZER, 12, training=False)
     outputs = oracle(rows)
-    outputs["answerable_logit"] = np.array([-2.0, -1.0, 3.0], np.float32)
+    outputs["null_logit"] = np.array([-2.0, -1.0, 3.0], np.float32)
     outputs["start_top"][1], outputs["end_top"][1] = outputs["start_top"][0], outputs["end_top"][0]
     predictions = made.predict(found, rows, outputs)
     scores = made.score(found, predictions)
@@ -325,7 +319,6 @@ def test_no_answer_is_scored_and_written(tmp_path):
     assert scores["best_exact"] == pytest.approx(200 / 3)
     assert scores["best_exact_thresh"] == -2.0
     assert (scores["HasAns_total"], scores["NoAns_total"]) == (2, 1)
-    assert set(scores) > {made.main_metric}
     paths = made.write(predictions, tmp_path / "new", "dev")
     assert [path.name for path in paths] == [
         "dev.predictions.json",
@@ -339,98 +332,32 @@ def test_no_answer_is_scored_and_written(tmp_path):
     assert len(task().write(predictions, tmp_path / "v1", "dev")) == 2
 
 
-def test_unlabelled_questions_are_predicted_and_not_scored(tmp_path):
-    path = tmp_path / "test.json"
-    qas = [{"id": "1", "question": "a"}, {"id": 2, "question": "b"}]
-    path.write_text(json.dumps({"data": [{"paragraphs": [{"context": "a b", "qas": qas}]}]}))
-    made = SquadTask({"test": str(path)}, unanswerable=True)
-    assert (made.eval_splits, made.test_splits) == ((), ("test",))
-    found = made.read("test")
-    rows = made.features(found, TOKENIZER, 12, training=False)
-    assert not {"start", "end", "is_impossible"} & set(rows)
-    predictions = made.predict(found, rows, independent(rows))
-    assert [guess.id for guess in predictions] == ["1", "2"]
-    assert made.score(found, predictions) == {}
-
-
-# Reading
-
-
-def document(**changes) -> dict:
-    entry = {"id": "1", "question": "q", "answers": [{"text": "c", "answer_start": 0}], **changes}
-    return {"data": [{"paragraphs": [{"context": "c", "qas": [entry]}]}]}
-
-
-def test_files_are_read_compressed_or_not(tmp_path):
-    text = json.dumps(document())
-    (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    (tmp_path / "a.json.gz").write_bytes(gzip.compress(text.encode()))
-    expected = [Example("1", "q", "c", (Answer("c", 0),))]
-    for name in ("a.json", "a.json.gz"):
-        assert [*read_squad(tmp_path / name)] == expected
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", r"a\.json: not JSON: "),
-        ("[]", r"a\.json: data: found nothing; expected a list"),
-        ({"data": [{"title": "x"}]}, r"data\[0\]\.paragraphs: found nothing; expected a list"),
-        (document(question=3), r"paragraphs\[0\]\.qas\[0\]\.question: found int '3'; expected tex"),
-        (document(id=None), r"qas\[0\]\.id: found nothing; expected text"),
-        (document(answers={"text": "c"}), r"qas\[0\]\.answers: found dict .*; expected a list"),
-        (
-            document(answers=[{"text": "c"}]),
-            r"answers\[0\]\.answer_start: found nothing; .* num",
-        ),
-        (document(answers=[]), r"question '1' has no answer, which only data sets with unans"),
-        ({"data": document()["data"] * 2}, r"the id '1' is there twice; ids are unique"),
-    ],
-)
-def test_mistakes_are_named_by_their_place(tmp_path, content, message):
-    path = tmp_path / "a.json"
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(UserError, match=message):
-        SquadTask({"dev": str(path)}, unanswerable=False).read("dev")
-
-
-def test_questions_without_answers_are_no_oversight(tmp_path):
-    """Where some have answers, or training needs them; see also those that are predicted only."""
-    [article] = document()["data"]
-    entry = {"id": "2", "question": "q"}
-    article["paragraphs"].append({"context": "c", "qas": [entry]})
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps({"data": [article]}))
-    for split, why in (("train", "cannot be trained on it"), ("dev", "others have")):
-        with pytest.raises(UserError, match=rf"a\.json: question '2' lacks answers, but .*{why}"):
-            SquadTask({split: str(path)}, unanswerable=False).read(split)
-
-
-def test_no_answer_ever_is_the_floor():
-    found = [example("a b", "a"), example("a b"), example("a b")]
-    assert task(True).floor(found) == pytest.approx(200 / 3)
-    assert task().floor(found[:1]) == 0
-
-
-def test_arguments_that_do_not_suit():
-    with pytest.raises(UserError, match="answerability is 'both'; allowed: window, question"):
-        task(answerability="both")
-    with pytest.raises(UserError, match="doc_stride is 0; allowed: at least 1"):
-        task(doc_stride=0)
-    with pytest.raises(UserError, match=r"squad has no split 'dev'; allowed: $"):
-        task().read("dev")
+# Files
 
 
 def test_impossible_questions_have_no_answers(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps(document(is_impossible=True)))
+    path = saved(tmp_path / "a.json", document(is_impossible=True))
     assert next(read_squad(path)).answers == ()
+
+
+def test_questions_without_answers_cannot_be_trained_on(tmp_path):
+    question = {"id": "2", "question": "q"}
+    content = {"data": [{"paragraphs": [{"context": "c", "qas": [question]}]}]}
+    path = saved(tmp_path / "a.json", json.dumps(content))
+    with pytest.raises(UserError, match=r"a\.json: question '2' lacks answers, .*trained"):
+        task(train=path).read("train")
+
+
+def test_the_default_threshold_is_that_of_the_head():
+    assert task().null_threshold == -2.75
+    assert task(style="huggingface").null_threshold == 0
+    assert task(null_threshold=1.0).null_threshold == 1
 
 
 def test_tensorflow_data_sets_hold_the_same(tmp_path, monkeypatch):
     tiny_tfds.make_squad(tmp_path)
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    made = SquadTask({"dev": "tfds:tiny_squad"}, unanswerable=True)
+    made = task(True, dev="tfds:tiny_squad")
     assert made.eval_splits == ("dev",)
     assert sorted(made.read("dev"), key=lambda x: x.id) == [
         Example("0", "who?", "naïve b", (Answer("naïve", 0), Answer("b", 6))),
@@ -445,7 +372,7 @@ def test_real_files_are_read_whole(shared_data):
         ("cmrc2018/cmrc2018_dev", 3219),
     ]:
         unanswerable = name.endswith("2.0")
-        made = SquadTask({"dev": f"{shared_data / name}.json.gz"}, unanswerable=unanswerable)
+        made = task(unanswerable, dev=f"{shared_data / name}.json.gz")
         assert len(made.read("dev")) == count
         assert made.eval_splits == ("dev",)
 
@@ -458,7 +385,7 @@ def answered(shared_data: Path, name: str, vocab: str, every: int, limit: int) -
     settings = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
     tokenizer = tokenizers.from_file(shared_data / "vocab" / f"{vocab}.vocab.txt", **settings)
     path = str(shared_data / f"{name}.json.gz")
-    made = SquadTask({"dev": path}, unanswerable=name.endswith("2.0"), max_answer_length=limit)
+    made = task(name.endswith("2.0"), dev=path, max_answer_length=limit)
     found = made.read("dev")[::every]
     rows = made.features(found, tokenizer, 384, training=False)
     predictions = made.predict(found, rows, oracle(rows))

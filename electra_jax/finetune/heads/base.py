@@ -1,0 +1,109 @@
+"""What a head is: the layers on an encoder, their losses, and what comes out of them."""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.layers import PRNGKey
+from electra_jax.objectives.base import Batch, Sums, pair
+from electra_jax.objectives.metrics import Metric
+
+STYLES = ("original", "huggingface")
+LOSS = Metric("Loss", "nats", better="lower", console="loss")
+ACCURACY = Metric("accuracy", better="higher", console="acc", figure="Scores", tile="{:.4g}")
+
+Hidden = Float[Array, "B L H"]  # the states of the encoder
+Outputs = dict[str, Array]  # float32 or int32, a row for each row of the batch
+
+
+@dataclasses.dataclass(frozen=True)
+class HuggingFace:
+    """What Hugging Face has of a head.
+
+    Attributes:
+      part: what `export --part` calls the network.
+      architecture: their class.
+      names: our modules, by path, to theirs. A head that has other layers has no counterpart.
+      problem_type: what their `config.json` calls the problem; or None.
+    """
+
+    part: str
+    architecture: str
+    names: Mapping[str, str]
+    problem_type: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Head(ABC):
+    """What is predicted, and the layers that do so. Their parameters lie below `head/`.
+
+    Attributes:
+      labels: names of what is predicted; a label's place is its id. Empty if there are no names.
+      style: `original`, or `huggingface` where the classes of `transformers` have other layers.
+      loss_terms: weight of each mean loss in the total.
+      metrics: of the sums, and of the total `loss`.
+      inputs: arrays of features that `outputs` reads beside those of the encoder.
+      from_data: fields of the head that the labels to train on decide. Fields of `config.data`
+        with the same names keep them.
+      huggingface: the counterpart of the style `huggingface`; or None.
+    """
+
+    labels: tuple[str, ...] = ()
+    style: str = "original"
+
+    loss_terms: ClassVar[Mapping[str, float]] = {"loss": 1.0}
+    metrics: ClassVar[Mapping[str, Metric]] = {"loss": LOSS}
+    inputs: ClassVar[tuple[str, ...]] = ()
+    from_data: ClassVar[tuple[str, ...]] = ("labels",)
+    huggingface: ClassVar[HuggingFace | None] = None
+
+    @abstractmethod
+    def layers(self, encoder: EncoderConfig, rngs: nnx.Rngs) -> nnx.Module:
+        """Fresh layers on an encoder of these sizes; they compute in its dtype."""
+
+    @abstractmethod
+    def sums(self, layers: Any, hidden: Hidden, batch: Batch, key: PRNGKey | None) -> Sums:
+        """The loss terms and other metrics as `[sum, weight]` pairs.
+
+        Args:
+          layers: what `layers` has made, with parameters.
+          batch: features of a task, labels among them.
+          key: seeds dropout; None switches it off.
+        """
+
+    @abstractmethod
+    def outputs(self, layers: Any, hidden: Hidden, batch: Batch) -> Outputs:
+        """What a task makes predictions of."""
+
+    def weights(self, batch: Batch) -> Array:
+        """What the loss is a mean over: 1 for each row of the data, 0 for rows of padding."""
+        return (batch["piece_ids"] > 0).any(axis=-1).astype(jnp.float32)
+
+    def resolved(self) -> dict[str, Any]:
+        """The fields in `from_data`."""
+        return {name: getattr(self, name) for name in self.from_data}
+
+
+def cross_entropy(
+    logits: Float[Array, "*dims C"], labels: Int[Array, "*dims"]
+) -> Float[Array, "*dims"]:
+    """Negative log-probabilities of the labels."""
+    return optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels)
+
+
+def label_sums(
+    logits: Float[Array, "*dims C"], labels: Int[Array, "*dims"], weights: Float[Array, "*dims"]
+) -> Sums:
+    """Loss and accuracy of one label out of C."""
+    is_right = (logits.argmax(axis=-1) == labels).astype(jnp.float32)
+    return {
+        "loss": pair(cross_entropy(logits, labels), weights),
+        "accuracy": pair(is_right, weights),
+    }

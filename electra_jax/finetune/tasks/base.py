@@ -1,0 +1,248 @@
+"""What a task is: examples in, arrays for a network, its outputs back to predictions.
+
+A task does all that is not the network. The job that trains knows no task but through this
+interface:
+
+    examples = task.read("train")
+    features = task.features(examples, tokenizer, max_length=128, training=True)
+    ...  # the network is trained on batches of these rows
+
+    for split in (*task.eval_splits, *task.test_splits):
+        examples = task.read(split)
+        features = task.features(examples, tokenizer, max_length=128, training=False)
+        predictions = task.predict(examples, features, outputs)  # of the network, for all rows
+        task.write(predictions, directory, split)
+        if split in task.eval_splits:
+            scores = task.score(examples, predictions)
+"""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from electra_jax.data.features import Arrays
+from electra_jax.data.tokenizers.base import Tokenizer
+from electra_jax.errors import UserError
+from electra_jax.finetune.heads.base import Head
+from electra_jax.finetune.tasks.table_files import read_table
+from electra_jax.objectives.metrics import Metric
+from electra_jax.settings import Check, setting
+
+TRAIN = "train"
+
+Log = Callable[[str], None]
+
+
+class Task(ABC):
+    """A data set to fine-tune on; with the settings that a run has kept, what the run predicts.
+
+    Features are a dict of arrays, whose first axis is the row. A row is what the network sees at
+    once; most examples have one, long documents several. All tasks have
+
+        input_ids, piece_ids (1, and 0 for padding), position_ids, token_type_ids   int32 [N, L]
+        example: the index of the example that a row belongs to                     int32 [N]
+
+    and, if all examples are labelled, what the head is trained on. L is `max_length`, or less if no
+    row needs so much. Outputs are those of the head, with as many rows as the features, in the same
+    order.
+
+    Args:
+      name: for messages and results.
+      settings: an instance of `Settings`.
+      style: of the head.
+      log: takes lines about the files.
+
+    Attributes:
+      Settings: a frozen dataclass of the task's own fields of `config.data`.
+      can_read_lines: whether `unlabelled` can be told that there is an example a line.
+      head: what the network predicts.
+      eval_splits: the labelled splits beside `train`; they are predicted and scored.
+      test_splits: splits without labels; they are predicted, never scored.
+      metrics: of the scores, the main one, by which runs are compared, first.
+    """
+
+    Settings: ClassVar[type]
+    can_read_lines: ClassVar[bool] = False
+
+    head: Head
+    eval_splits: tuple[str, ...]
+    test_splits: tuple[str, ...]
+    metrics: Mapping[str, Metric]
+
+    def __init__(self, name: str, settings: Any, style: str = "original", log: Log = print):
+        self.name, self.settings, self.style, self.log = name, settings, style, log
+
+    @classmethod
+    def check(cls, name: str, settings: Any) -> None:
+        """Raises UserError if nothing can be trained with this name and these settings."""
+        return
+
+    @property
+    def main_metric(self) -> str:
+        """The name of the main score."""
+        return next(iter(self.metrics))
+
+    def resolved(self) -> dict[str, Any]:
+        """Settings that follow from the training data; with them, predicting needs no data."""
+        return {"labels": self.head.labels} | self.head.resolved()
+
+    @abstractmethod
+    def read(self, split: str) -> list[Any]:
+        """The examples of a split: frozen dataclasses, one for each row of its file, in order.
+
+        Raises:
+          UserError: the file is missing, or has a row that is malformed; names file and line.
+        """
+
+    def place(self, split: str) -> str:
+        """Where the examples of a split are from, for messages."""
+        return self.name
+
+    @abstractmethod
+    def features(
+        self, examples: Sequence[Any], tokenizer: Tokenizer, max_length: int, training: bool
+    ) -> Arrays:
+        """The rows that the network sees, each of length `max_length`.
+
+        Args:
+          examples: of one split.
+          max_length: in tokens; longer texts are cut, or divided among several rows.
+          training: whether the rows are to be trained on; these may be more or fewer.
+        """
+
+    @abstractmethod
+    def predict(self, examples: Sequence[Any], features: Arrays, outputs: Arrays) -> list[Any]:
+        """A prediction for each example, in the order of the examples.
+
+        Args:
+          features: of the examples, made with `training=False`.
+          outputs: of the network for all rows.
+        """
+
+    @abstractmethod
+    def is_labelled(self, example: Any) -> bool:
+        """Whether the right answer to an example is known."""
+
+    def score(self, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
+        """Scores over all labelled examples; empty if there are none."""
+        pairs = zip(examples, predictions, strict=True)
+        pairs = [(example, guess) for example, guess in pairs if self.is_labelled(example)]
+        return self.compare(*zip(*pairs, strict=True)) if pairs else {}
+
+    @abstractmethod
+    def compare(self, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
+        """As `score`, for examples that are all labelled, and at least one."""
+
+    @abstractmethod
+    def floor(self, examples: Sequence[Any]) -> float:
+        """The main score of the best answer that is the same for all of these labelled examples."""
+
+    @abstractmethod
+    def write(self, predictions: Sequence[Any], directory: Path, split: str) -> list[Path]:
+        """Writes the predictions of a split; returns the files, each written as a whole or not."""
+
+    @abstractmethod
+    def example(self, number: int, values: Mapping[str, Any], where: str) -> Any:
+        """The example that a JSON object, or a row of a table, stands for; its label is not read.
+
+        Args:
+          number: its id, if the object has none.
+          where: begins messages.
+
+        Raises:
+          UserError: something is missing or of another kind.
+        """
+
+    @abstractmethod
+    def answer(self, prediction: Any) -> dict[str, Any]:
+        """A prediction as a JSON object."""
+
+    def unlabelled(self, path: str, by_line: bool = False) -> list[Any]:
+        """The examples of a file, in order; labels that are in it are not read.
+
+        Args:
+          by_line: there is an example a line, in plain text.
+
+        Raises:
+          UserError: the file cannot be read, or is not of the task's format; names the line.
+        """
+        rows = enumerate(read_table(path))
+        return [self.example(i, values, f"{path}, line {line}") for i, (line, values) in rows]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Files:
+    """The splits of a `FileTask`."""
+
+    train: str = setting("", "the file of the split")
+    dev: str = setting("", "likewise")
+    test: str = setting("", "likewise")
+
+
+def are_names(labels: tuple) -> bool:
+    """Whether these can be labels."""
+    return all(x and isinstance(x, str) for x in labels) and len({*labels}) == len(labels)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Labels:
+    """Names of what is predicted."""
+
+    labels: tuple = setting(
+        (), "default: those of the training data", Check(are_names, "text, each once")
+    )
+
+
+class FileTask(Task):
+    """A task whose splits are files, labelled or not, as their content says.
+
+    Files are not read before they are asked for, and then once.
+    """
+
+    Settings: ClassVar[type[Files]]
+
+    @classmethod
+    def check(cls, name: str, settings: Files) -> None:
+        """See `Task.check`."""
+        if not settings.train:
+            raise UserError("config.data.train is ''; allowed: the file to train on")
+
+    @abstractmethod
+    def read_file(self, split: str, path: str) -> list[Any]:
+        """See `Task.read`."""
+
+    @cached_property
+    def files(self) -> dict[str, str]:
+        """The file of each split."""
+        paths = {split: getattr(self.settings, split) for split in (TRAIN, "dev", "test")}
+        return {split: path for split, path in paths.items() if path}
+
+    @cached_property
+    def eval_splits(self) -> tuple[str, ...]:
+        """The labelled splits beside `train`."""
+        others = [split for split in self.files if split != TRAIN]
+        return tuple(split for split in others if all(map(self.is_labelled, self.read(split))))
+
+    @property
+    def test_splits(self) -> tuple[str, ...]:
+        """The splits without labels."""
+        return tuple(split for split in self.files if split not in (TRAIN, *self.eval_splits))
+
+    def place(self, split: str) -> str:
+        """The path of the file."""
+        return self.files[split]
+
+    @cached_property
+    def _examples(self) -> dict[str, list[Any]]:
+        return {}
+
+    def read(self, split: str) -> list[Any]:
+        """See `Task.read`."""
+        if split not in self.files:
+            raise UserError(f"{self.name} has no split {split!r}; allowed: {', '.join(self.files)}")
+        if split not in self._examples:
+            self._examples[split] = self.read_file(split, self.files[split])
+        return self._examples[split]

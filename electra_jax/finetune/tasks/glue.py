@@ -1,0 +1,315 @@
+"""GLUE: nine tasks on sentences and pairs of sentences (Wang et al., ICLR 2019; spec 6.2).
+
+Read from the official files, in the directories that the official archives make,
+
+    glue/CoLA/train.tsv, dev.tsv, test.tsv, glue/SST-2/..., glue/MNLI/dev_matched.tsv, ...
+
+or from TensorFlow's data sets (`tfds:glue`). The files are tab-separated without quoting: a
+quotation mark is a character like any other.
+"""
+
+import dataclasses
+import io
+import os
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from electra_jax.data.formats.tfds import records as read_data_set
+from electra_jax.data.opening import read_lines
+from electra_jax.errors import UserError
+from electra_jax.files import write_bytes, write_text
+from electra_jax.finetune.heads.sentence import Classification, Label, Regression, SentenceHead
+from electra_jax.finetune.scores import (
+    ACCURACY,
+    F1,
+    MATTHEWS,
+    PEARSON,
+    SPEARMAN,
+    SQUARED_ERROR,
+    Score,
+)
+from electra_jax.finetune.tasks.base import TRAIN, Log
+from electra_jax.finetune.tasks.sentences import Example, Prediction, SentenceTask
+from electra_jax.settings import one_of, setting
+
+DIAGNOSTIC = "diagnostic"
+
+_BINARY = ("0", "1")
+_ENTAILMENT = ("entailment", "not_entailment")
+_PAIR = ("sentence1", "sentence2")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Layout:
+    """Where a task's files lie and what is in them.
+
+    Attributes:
+      folder: the directory; also the name of the file to submit.
+      text, label: names of columns, as in the first line of a file.
+      labels: a label's place is its id; none for a regression.
+      limits: of the numbers of a regression, in files and submissions.
+      metrics: the main one first. Papers report that one, and for MRPC and QQP also F1.
+      tfds_text: the fields of TensorFlow's data set.
+      tfds_labels: the labels in the order of TensorFlow's numbers, if that is another one.
+      unordered: whether swapping the texts of a pair leaves its label as it is, and the original
+        doubles the training data so.
+      eval_splits, test_splits: see `Task`.
+      submissions: what the file to submit is called, by split, if that is not the folder.
+    """
+
+    folder: str
+    text: tuple[str, ...] = _PAIR
+    label: str = "label"
+    labels: tuple[str, ...] = ()
+    limits: tuple[float, float] | None = None
+    metrics: dict[str, Score] = dataclasses.field(default_factory=lambda: {"accuracy": ACCURACY})
+    tfds_text: tuple[str, ...] = ()
+    tfds_labels: tuple[str, ...] = ()
+    unordered: bool = False
+    eval_splits: tuple[str, ...] = ("dev",)
+    test_splits: tuple[str, ...] = ("test",)
+    submissions: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+_LAYOUTS = {
+    "cola": _Layout(
+        folder="CoLA",
+        text=("sentence",),
+        labels=_BINARY,
+        metrics={"matthews": MATTHEWS, "accuracy": ACCURACY},
+    ),
+    "sst2": _Layout(folder="SST-2", text=("sentence",), labels=_BINARY),
+    "mrpc": _Layout(
+        folder="MRPC",
+        text=("#1 String", "#2 String"),
+        label="Quality",
+        labels=_BINARY,
+        metrics={"accuracy": ACCURACY, "f1": F1},
+        tfds_text=_PAIR,
+        unordered=True,
+    ),
+    "stsb": _Layout(
+        folder="STS-B",
+        label="score",
+        limits=(0.0, 5.0),
+        metrics={"spearman": SPEARMAN, "pearson": PEARSON, "mse": SQUARED_ERROR},
+        unordered=True,
+    ),
+    "qqp": _Layout(
+        folder="QQP",
+        text=("question1", "question2"),
+        label="is_duplicate",
+        labels=_BINARY,
+        metrics={"accuracy": ACCURACY, "f1": F1},
+    ),
+    "mnli": _Layout(
+        folder="MNLI",
+        label="gold_label",
+        labels=("contradiction", "entailment", "neutral"),
+        tfds_text=("premise", "hypothesis"),
+        tfds_labels=("entailment", "neutral", "contradiction"),
+        eval_splits=("dev_matched", "dev_mismatched"),
+        test_splits=("test_matched", "test_mismatched", DIAGNOSTIC),
+        submissions={"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", DIAGNOSTIC: "AX"},
+    ),
+    "qnli": _Layout(folder="QNLI", text=("question", "sentence"), labels=_ENTAILMENT),
+    "rte": _Layout(folder="RTE", labels=_ENTAILMENT),
+    "wnli": _Layout(folder="WNLI", labels=_BINARY),
+}
+NAMES = tuple(_LAYOUTS)
+
+# CoLA's labelled files have no line of names.
+_COLA_COLUMNS = ["source", "label", "mark", "sentence"]
+
+# The files of a submission, without their ending.
+SUBMISSION = tuple(
+    sorted(name for x in _LAYOUTS.values() for name in (x.submissions.values() or [x.folder]))
+)
+
+
+class GlueTask(SentenceTask):
+    """One of the nine tasks, by name.
+
+    The main metrics are those of ELECTRA's tables: Matthews' correlation for CoLA, Spearman's for
+    STS-B, accuracy for the others.
+    """
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Settings:
+        """Where the files are, and how they are trained on."""
+
+        source: str = setting("", "the directory with the tasks' folders, or tfds:glue")
+        on_error: str = setting(
+            "raise", "at malformed rows to train on; others raise", one_of("raise", "skip")
+        )
+        double_unordered: bool = setting(True, "MRPC and STS-B with each pair swapped, too")
+
+    settings: Settings
+
+    def __init__(self, name: str, settings: Settings, style: str = "original", log: Log = print):
+        super().__init__(name, settings, style, log)
+        self._layout = layout = _LAYOUTS[name]
+        self.head: SentenceHead = (
+            Regression(value_range=layout.limits, style=style)
+            if layout.limits
+            else Classification(labels=layout.labels, style=style)
+        )
+        self.unordered = settings.double_unordered and layout.unordered
+        self.text_columns = layout.text
+        self.metrics = layout.metrics
+        self.eval_splits = layout.eval_splits
+        missing = (
+            ()
+            if self._is_data_set
+            else [split for split in layout.test_splits if not os.path.exists(self.place(split))]
+        )
+        self.test_splits = tuple(split for split in layout.test_splits if split not in missing)
+        for split in missing:
+            log(f"there is no {self.place(split)}: nothing to predict there")
+
+    @classmethod
+    def check(cls, name: str, settings: Settings) -> None:
+        """See `Task.check`."""
+        if name not in _LAYOUTS:
+            raise UserError(f"config.data.name is {name!r}; allowed: {', '.join(_LAYOUTS)}")
+        if not settings.source:
+            raise UserError(
+                "config.data.source is ''; allowed: the directory of the GLUE files, or tfds:glue"
+            )
+
+    @property
+    def _is_data_set(self) -> bool:
+        return self.settings.source.startswith("tfds:")
+
+    def read(self, split: str) -> list[Example]:
+        """See `Task.read`. Ids are what the column `index` or `id` says, or count rows from 0."""
+        allowed = (TRAIN, *self.eval_splits, *self.test_splits)
+        if split not in allowed:
+            raise UserError(f"{self.name} has no split {split!r}; allowed: {', '.join(allowed)}")
+        return self._read_data_set(split) if self._is_data_set else self._read_file(split)
+
+    def write(self, predictions: Sequence[Prediction], directory: Path, split: str) -> list[Path]:
+        """Adds, for splits without labels, the TSV file that the GLUE server wants."""
+        paths = super().write(predictions, directory, split)
+        if split in self.test_splits:
+            name = self._layout.submissions.get(split, self._layout.folder)
+            lines = [f"{guess.id}\t{self._submitted(guess.label)}\n" for guess in predictions]
+            text = "".join(["index\tprediction\n", *lines])
+            paths.append(write_text(directory / f"{name}.tsv", text))
+        return paths
+
+    def _submitted(self, label: Label) -> str:
+        if self._layout.limits:
+            low, high = self._layout.limits
+            return f"{min(max(label, low), high):.3f}"
+        return str(label)
+
+    def place(self, split: str) -> str:
+        """The path of the file."""
+        source, folder = self.settings.source, self._layout.folder
+        if self._is_data_set:
+            return source
+        own = os.path.join(source, folder)
+        own = own if os.path.isdir(own) else source
+        path = os.path.join(own, f"{split}.tsv")
+        if split == DIAGNOSTIC and not os.path.exists(path):  # it has a folder of its own
+            return os.path.join(os.path.dirname(own), DIAGNOSTIC, f"{DIAGNOSTIC}.tsv")
+        return path
+
+    def _read_file(self, split: str) -> list[Example]:
+        path = self.place(split)
+        lines = read_lines(path)
+        labelled = split not in self.test_splits
+        if self.name == "cola" and labelled:
+            columns, first = _COLA_COLUMNS, 0
+        else:
+            columns, first = lines[0].split("\t") if lines else [], 1
+        for column in (*self._layout.text, *([self._layout.label] if labelled else [])):
+            if column not in columns:
+                raise UserError(
+                    f"{path}, line 1: there is no column {column!r}; found {', '.join(columns)}"
+                )
+        examples, malformed = [], []
+        for row, line in enumerate(lines[first:]):
+            try:
+                examples.append(self._example(columns, line.split("\t"), row, labelled))
+            except ValueError as error:
+                message = f"{path}, line {row + first + 1}: {error}"
+                if split != TRAIN or self.settings.on_error == "raise":
+                    raise UserError(message) from error
+                malformed.append(message)
+        if malformed:
+            self.log(f"left out: {len(malformed):,} malformed rows, the first is {malformed[0]}")
+        return examples
+
+    def _example(self, columns: list[str], fields: list[str], row: int, labelled: bool) -> Example:
+        """The example of a row. ValueError says what is wrong with it."""
+        if len(fields) != len(columns):
+            raise ValueError(f"{len(fields)} fields; the file has {len(columns)} columns")
+        values = dict(zip(columns, fields, strict=True))
+        text_a, text_b = (*(values[name] for name in self._layout.text), None)[:2]
+        index = values.get("index", values.get("id", str(row)))
+        label = self._label(values[self._layout.label]) if labelled else None
+        return Example(index, text_a, text_b, label)
+
+    def _label(self, value: str) -> Label:
+        try:
+            label = self.head.parse(value)
+        except ValueError as error:
+            raise ValueError(f"{self._layout.label} is {error}") from error
+        limits = self._layout.limits
+        if limits and not limits[0] <= label <= limits[1]:
+            allowed = "a number from {:g} to {:g}".format(*limits)
+            raise ValueError(f"{self._layout.label} is {value!r}; allowed: {allowed}")
+        return label
+
+    def _read_data_set(self, split: str) -> list[Example]:
+        """Records in the order of the official file, which TensorFlow's data sets have shuffled."""
+        config, theirs = self.name, split.replace("dev", "validation")
+        if split == DIAGNOSTIC:
+            config, theirs = "ax", "test"
+        fields = self._layout.tfds_text or self._layout.text
+        records = read_data_set(f"{self.settings.source}/{config}", theirs, *fields, "label", "idx")
+        records.sort(key=lambda record: record["idx"])
+        labelled = split not in self.test_splits
+        return [
+            Example(
+                str(record["idx"]),
+                *(*(record[field] for field in fields), None)[:2],
+                self._tfds_label(record["label"]) if labelled else None,
+            )
+            for record in records
+        ]
+
+    def _tfds_label(self, value: Any) -> Label:
+        names = self._layout.tfds_labels or self._layout.labels
+        return names[int(value)] if names else float(value)
+
+
+def zip_submission(files: Sequence[Path], path: Path) -> Path:
+    """The archive that the GLUE server takes, of the files that `GlueTask.write` has written.
+
+    Args:
+      files: one for each of `SUBMISSION`, such as `CoLA.tsv`, from wherever they are.
+      path: of the archive.
+
+    Raises:
+      UserError: a file is missing or there twice; the server accepts all or none.
+    """
+    found: dict[str, Path] = {}
+    for file in files:
+        if found.setdefault(file.stem, file) != file:
+            raise UserError(f"{path}: {found[file.stem]} and {file} are both for {file.stem}")
+    missing = [name for name in SUBMISSION if name not in found or not found[name].is_file()]
+    if missing:
+        raise UserError(
+            f"{path}: {', '.join(f'{name}.tsv' for name in missing)} missing; a submission has "
+            "predictions of all tasks"
+        )
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in SUBMISSION:
+            archive.write(found[name], f"{name}.tsv")
+    return write_bytes(path, content.getvalue())

@@ -1,0 +1,252 @@
+"""Question answering in the format of SQuAD: answers are spans of a text (spec 6.4).
+
+A context that does not fit is divided into windows that overlap. Answers are ranges of characters
+of the context from the beginning to the end: targets follow from them, predictions are them. So a
+predicted text is `context[start:end]`, in every script, with all its spaces and accents.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from electra_jax.data.features import Arrays
+from electra_jax.data.tokenizers.base import Tokenizer
+from electra_jax.errors import UserError
+from electra_jax.files import write_text
+from electra_jax.finetune.encoding import pack, windows
+from electra_jax.finetune.heads.span import Spans
+from electra_jax.finetune.tasks.base import TRAIN, Files, FileTask
+from electra_jax.finetune.tasks.squad_files import (
+    Example,
+    check_answers,
+    check_ids,
+    read_squad,
+    read_squad_data_set,
+)
+from electra_jax.finetune.tasks.squad_scores import score_v1, score_v2
+from electra_jax.finetune.tasks.squad_spans import NO_PROPOSALS, Span, n_best, null_odds, propose
+from electra_jax.finetune.tasks.squad_windows import (
+    Context,
+    Window,
+    characters,
+    encode_context,
+    find_target,
+)
+from electra_jax.finetune.tasks.table_files import is_json_lines, text_cell
+from electra_jax.objectives.metrics import Metric
+from electra_jax.settings import COUNT, one_of, setting
+
+MAX_QUESTION = 64  # tokens of a question that are kept
+F1 = Metric("F1", "%", better="higher", console="f1", figure="Scores", tile="{:.4g}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """What is answered to a question.
+
+    Attributes:
+      id: of the example.
+      text: the answer; "" for none, which with `null_odds` above the threshold is the answer.
+      null_odds: how likely it is that there is no answer: a logit. 0 where there always is one.
+      n_best: possible answers with different texts, the best first; none of them is empty.
+    """
+
+    id: str
+    text: str
+    null_odds: float
+    n_best: tuple[Span, ...]
+
+
+class SquadTask(FileTask):
+    """Questions on texts. The file of a split may also be `tfds:squad/v1.1` and the like."""
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Settings(Files):
+        """What may be answered, and how long contexts are divided."""
+
+        unanswerable: bool = setting(False, "questions may have no answer, as in SQuAD 2.0")
+        # The original's is that of its joint head; between independent ends, 0 is neutral.
+        null_threshold: float | None = setting(
+            None, "greater null odds mean no answer; default: -2.75, or 0"
+        )
+        # A vocabulary that cuts a language into small pieces needs more than English does.
+        max_answer_length: int = setting(30, "of predictions, in tokens", COUNT)
+        doc_stride: int = setting(
+            128, "tokens from a window of a long text to the next, if that leaves no gap", COUNT
+        )
+        # The published numbers of the original come from `question`.
+        answerability: str = setting(
+            "window",
+            "of windows that lack the answer: there is none; question: as in the question",
+            one_of("window", "question"),
+        )
+
+    settings: Settings
+
+    @cached_property
+    def head(self) -> Spans:
+        """See `Task.head`."""
+        return Spans(style=self.style)
+
+    @cached_property
+    def metrics(self) -> dict[str, Metric]:
+        """F1 and exact match; scores have others, too."""
+        exact = "exact" if self.settings.unanswerable else "exact_match"
+        return {"f1": F1, exact: dataclasses.replace(F1, label="exact match", console="exact")}
+
+    @property
+    def null_threshold(self) -> float:
+        """The null odds above which there is no answer."""
+        given = self.settings.null_threshold
+        return self.head.kind.null_threshold if given is None else float(given)
+
+    def is_labelled(self, example: Example) -> bool:
+        """See `Task.is_labelled`."""
+        return example.answers is not None
+
+    def read_file(self, split: str, path: str) -> list[Example]:
+        """See `Task.read`. Answers may be anywhere, even where their text is not."""
+        unanswerable = self.settings.unanswerable
+        if path.startswith("tfds:"):
+            examples = list(read_squad_data_set(path, split, unanswerable))
+        else:
+            examples = list(read_squad(path))
+        check_ids(examples, path)
+        check_answers(examples, path, split == TRAIN, unanswerable)
+        return examples
+
+    def features(
+        self, examples: Sequence[Example], tokenizer: Tokenizer, max_length: int, training: bool
+    ) -> Arrays:
+        """See `Task.features`. A row is a window.
+
+        For predictions there are also, int32 [N, L], `char_start` and `char_end`, the range of each
+        token of the context (-1 elsewhere), and `max_context`, 1 where no other window shows a
+        token with more around it. Rows to train on leave out questions whose answers are not in
+        their context; the target is the first answer that is.
+        """
+        questions = tokenizer.encode_batch([example.question for example in examples])
+        contexts: dict[str, Context] = {}
+        rows: list[Window] = []
+        lost = 0
+        for index, (example, question) in enumerate(zip(examples, questions, strict=True)):
+            if example.context not in contexts:
+                contexts[example.context] = encode_context(tokenizer, example.context)
+            context, question = contexts[example.context], question[:MAX_QUESTION]
+            target = find_target(example, context)
+            if training and example.answers and target is None:
+                lost += 1
+                continue
+            room = max_length - len(question) - 3
+            if room < 1:
+                raise UserError(
+                    f"max_length is {max_length}; with questions of up to {MAX_QUESTION} tokens, "
+                    f"it must be greater than {MAX_QUESTION + 3}"
+                )
+            for begin, end in windows(len(context.ids), room, self.settings.doc_stride):
+                rows.append(Window(index, question, context, begin, end, target))
+        if lost:
+            self.log(f"left out: {lost:,} questions whose answers are not in their contexts")
+        segments = [(row.question, row.context.ids[row.begin : row.end]) for row in rows]
+        arrays = pack(tokenizer, segments, max_length)
+        # The last [SEP] is allowed, too, as in the original; no prediction ends there.
+        arrays["allowed"] = arrays["token_type_ids"].copy()
+        arrays["allowed"][:, 0] = 1
+        arrays["example"] = np.array([row.example for row in rows], np.int32)
+        if all(map(self.is_labelled, examples)):
+            arrays |= self._targets(examples, rows)
+        if not training:
+            arrays |= characters(rows, max_length)
+        return arrays
+
+    def _targets(self, examples: Sequence[Example], rows: Sequence[Window]) -> Arrays:
+        spans = np.array([row.span for row in rows], np.int32).reshape(-1, 2)
+        is_impossible = np.array([not examples[row.example].answers for row in rows], bool)
+        if self.settings.answerability == "window":
+            is_impossible |= spans[:, 0] == 0
+        return {
+            "start": spans[:, 0],
+            "end": spans[:, 1],
+            "is_impossible": is_impossible.astype(np.int32),
+        }
+
+    def predict(
+        self, examples: Sequence[Example], features: Arrays, outputs: Arrays
+    ) -> list[Prediction]:
+        """See `Task.predict`.
+
+        Spans start where no other window shows more around, have at most
+        `max_answer_length` tokens, and are ranked over all windows of a question. Its null odds are
+        the least of its windows.
+        """
+        proposals = propose(features, outputs, self.settings.max_answer_length)
+        odds = null_odds(features, outputs, len(examples), proposals)
+        unanswerable, threshold = self.settings.unanswerable, self.null_threshold
+        predictions = []
+        for index, example in enumerate(examples):
+            best = n_best(example.context, proposals.get(index, NO_PROPOSALS))
+            is_answered = best and not (unanswerable and odds[index] > threshold)
+            text = best[0].text if is_answered else ""
+            null = float(odds[index]) if unanswerable else 0.0
+            predictions.append(Prediction(example.id, text, null, best))
+        return predictions
+
+    def compare(
+        self, examples: Sequence[Example], predictions: Sequence[Prediction]
+    ) -> dict[str, float]:
+        """See `Task.compare`; the keys of the official programs, in percent."""
+        gold = {example.id: [answer.text for answer in example.answers] for example in examples}
+        texts = {guess.id: guess.n_best[0].text if guess.n_best else "" for guess in predictions}
+        if not self.settings.unanswerable:
+            return score_v1(gold, texts)
+        odds = {guess.id: guess.null_odds for guess in predictions}
+        return score_v2(gold, texts, odds, self.null_threshold)
+
+    def floor(self, examples: Sequence[Example]) -> float:
+        """See `Task.floor`: the score of never giving an answer."""
+        return 100 * sum(not example.answers for example in examples) / len(examples)
+
+    def write(self, predictions: Sequence[Prediction], directory: Path, split: str) -> list[Path]:
+        """Writes JSON objects by question id.
+
+        `SPLIT.predictions.json` has the answers, for the official programs and servers;
+        `SPLIT.nbest.json` possible answers with characters, scores and probabilities; and
+        `SPLIT.null_odds.json`, where questions may have no answer, the null odds.
+        """
+        contents: dict[str, dict[str, Any]] = {
+            "predictions": {guess.id: guess.text for guess in predictions},
+            "nbest": {guess.id: [vars(span) for span in guess.n_best] for guess in predictions},
+        }
+        if self.settings.unanswerable:
+            contents["null_odds"] = {guess.id: guess.null_odds for guess in predictions}
+        return [
+            write_text(directory / f"{split}.{name}.json", json.dumps(content, indent=1) + "\n")
+            for name, content in contents.items()
+        ]
+
+    def example(self, number: int, values: Mapping[str, Any], where: str) -> Example:
+        """See `Task.example`: an object with `question` and `context`."""
+        question, context = (text_cell(values, name, where) for name in ("question", "context"))
+        return Example(str(values.get("id", number)), question, context, None)
+
+    def unlabelled(self, path: str, by_line: bool = False) -> list[Example]:
+        """See `Task.unlabelled`: a file in SQuAD's format, or JSON lines."""
+        if is_json_lines(path):
+            return super().unlabelled(path)
+        return [dataclasses.replace(example, answers=None) for example in read_squad(path)]
+
+    def answer(self, prediction: Prediction) -> dict[str, Any]:
+        """See `Task.answer`."""
+        best = vars(prediction.n_best[0]) if prediction.text else {}
+        return {
+            "id": prediction.id,
+            "text": prediction.text,
+            **{name: best.get(name) for name in ("start", "end", "probability")},
+            "null_odds": prediction.null_odds,
+            "n_best": [vars(span) for span in prediction.n_best],
+        }

@@ -1,0 +1,133 @@
+"""From the outputs of a network to the answers that it proposes, the best first."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from electra_jax.data.features import Arrays
+
+N_BEST = 20  # answers that are kept of each question; starts that are tried in each window
+
+_CHUNK = 2048  # rows whose spans are compared at once
+
+
+@dataclass(frozen=True)
+class Span:
+    """A possible answer: `context[start:end]` is `text`.
+
+    Attributes:
+      score: the sum of two logarithms of probabilities, or of two logits.
+      probability: among the spans that were kept of the question.
+    """
+
+    text: str
+    start: int
+    end: int
+    score: float
+    probability: float
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """Possible answers to a question, as ranges of characters, the best first."""
+
+    starts: np.ndarray
+    ends: np.ndarray
+    scores: np.ndarray
+
+
+NO_PROPOSALS = Proposals(np.zeros(0, int), np.zeros(0, int), np.zeros(0))
+
+
+def propose(features: Arrays, outputs: Arrays, max_length: int) -> dict[int, Proposals]:
+    """All possible spans of at most `max_length` tokens, by example."""
+    parts = []
+    count = len(features["example"])
+    for begin in range(0, count, _CHUNK):
+        rows = slice(begin, begin + _CHUNK)
+        chunk = {name: array[rows] for name, array in features.items()}
+        of_chunk = {name: array[rows] for name, array in outputs.items()}
+        parts.append(_possible(chunk, of_chunk, max_length))
+    if not parts:
+        return {}
+    example, starts, ends, scores = (np.concatenate(part) for part in zip(*parts, strict=True))
+    # Best first within each example, equal scores in the order of the rows.
+    order = np.lexsort((-scores, example))
+    example, starts, ends, scores = (x[order] for x in (example, starts, ends, scores))
+    present, firsts = np.unique(example, return_index=True)
+    bounds = [*firsts, len(example)]
+    return {
+        int(index): Proposals(starts[a:b], ends[a:b], scores[a:b])
+        for index, a, b in zip(present, bounds[:-1], bounds[1:], strict=True)
+    }
+
+
+def _possible(features: Arrays, outputs: Arrays, max_length: int) -> tuple[np.ndarray, ...]:
+    """Example, first and last character and score of each possible span of some rows."""
+    start, end, score = _candidates(features, outputs, max_length)
+    rows = np.arange(len(start))[:, None, None]
+    first, last = features["char_start"][rows, start], features["char_end"][rows, end]
+    possible = (
+        (first >= 0)
+        & (last > first)  # so it does not end before it starts, or where there is no context
+        & (features["max_context"][rows, start] == 1)
+        & (end < start + max_length)
+    )
+    rows = np.broadcast_to(features["example"][:, None, None], possible.shape)
+    return rows[possible], first[possible], last[possible], score[possible]
+
+
+def _candidates(
+    features: Arrays, outputs: Arrays, max_length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Start, end and score of spans that the network proposes, each [rows, starts, ends]."""
+    if "start_top" in outputs:
+        start, end = outputs["start_top"][:, :, None], outputs["end_top"]
+        score = outputs["start_log_prob"].astype(np.float64)[:, :, None] + outputs["end_log_prob"]
+        return np.broadcast_to(start, end.shape), end, score
+    length = outputs["start_logits"].shape[1]
+    can_start = (features["char_start"] >= 0) & (features["max_context"] == 1)
+    logits = np.where(can_start, outputs["start_logits"], -np.inf).astype(np.float64)
+    start = np.argsort(-logits, axis=1, kind="stable")[:, :N_BEST]
+    end = start[:, :, None] + np.arange(max_length)
+    end = np.minimum(end, length - 1)  # which is [SEP] or padding: no answer ends there
+    rows = np.arange(len(start))[:, None]
+    score = logits[rows, start][:, :, None] + outputs["end_logits"][rows[:, :, None], end]
+    return np.broadcast_to(start[:, :, None], end.shape), end, score
+
+
+def null_odds(
+    features: Arrays, outputs: Arrays, count: int, proposals: Mapping[int, Proposals]
+) -> np.ndarray:
+    """For each of `count` examples the logit of "no answer": the least one of its windows."""
+    odds = np.full(count, np.inf)
+    if "null_logit" in outputs:
+        np.minimum.at(odds, features["example"], outputs["null_logit"])
+        return odds
+    null = outputs["start_logits"][:, 0].astype(np.float64) + outputs["end_logits"][:, 0]
+    np.minimum.at(odds, features["example"], null)
+    for index, spans in proposals.items():
+        odds[index] -= spans.scores[0]
+    return odds
+
+
+def n_best(context: str, proposals: Proposals) -> tuple[Span, ...]:
+    """The best `N_BEST` spans with different texts, none of them empty."""
+    best: dict[str, tuple[int, int, float]] = {}
+    for start, end, score in zip(proposals.starts, proposals.ends, proposals.scores, strict=True):
+        # A token of SentencePiece may be a space alone.
+        shown = context[start:end]
+        text = shown.strip()
+        if text and text not in best:
+            start += len(shown) - len(shown.lstrip())
+            best[text] = int(start), int(start) + len(text), float(score)
+            if len(best) == N_BEST:
+                break
+    scores = np.array([score for *_, score in best.values()])
+    shares = np.exp(scores - scores.max(initial=-np.inf))
+    shares /= shares.sum() or 1.0
+    return tuple(
+        Span(text, start, end, score, float(share))
+        for (text, (start, end, score)), share in zip(best.items(), shares, strict=True)
+    )

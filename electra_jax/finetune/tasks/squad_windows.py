@@ -1,0 +1,122 @@
+"""Windows over long contexts, and which characters of the context each of their tokens shows."""
+
+import unicodedata
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from electra_jax.data.features import Arrays
+from electra_jax.data.tokenizers.base import Tokenizer
+from electra_jax.finetune.encoding import owners
+from electra_jax.finetune.tasks.squad_files import Answer, Example
+
+# Invisible characters that belong to the one before: joiners, and the tags of emoji.
+_JOINED = {"\u200c", "\u200d", *map(chr, range(0xE0020, 0xE0080))}
+
+
+@dataclass(frozen=True)
+class Context:
+    """The tokens of a context, and the range of characters of each."""
+
+    text: str
+    ids: list[int]
+    starts: np.ndarray
+    ends: np.ndarray
+
+
+@dataclass(frozen=True)
+class Window:
+    """The tokens of a context from `begin` to `end`, and those of the answer in the context."""
+
+    example: int
+    question: list[int]
+    context: Context
+    begin: int
+    end: int
+    target: tuple[int, int] | None
+
+    @property
+    def offset(self) -> int:
+        """The place of a token in the row, less its place in the context."""
+        return len(self.question) + 2 - self.begin
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First and last token of the answer in the row; (0, 0) if not all of it is there."""
+        if self.target is None or self.target[0] < self.begin or self.target[1] >= self.end:
+            return 0, 0
+        return self.target[0] + self.offset, self.target[1] + self.offset
+
+
+def encode_context(tokenizer: Tokenizer, text: str) -> Context:
+    """The tokens of a text."""
+    ids, _, offsets = tokenizer.encode_with_offsets(text)
+    spans = np.array(offsets, np.int32).reshape(-1, 2)
+    return Context(text, ids, spans[:, 0], spans[:, 1])
+
+
+def find_target(example: Example, context: Context) -> tuple[int, int] | None:
+    """First and last token of the first answer that is in the context."""
+    for answer in example.answers or ():
+        start = _find(context.text, answer)
+        if start is not None:
+            first = int(np.searchsorted(context.ends, start, "right"))
+            last = int(np.searchsorted(context.starts, start + len(answer.text), "left")) - 1
+            if first <= last:
+                return first, last
+    return None
+
+
+def _find(text: str, answer: Answer) -> int | None:
+    """The character at which an answer starts: as it says, or else the nearest other place."""
+    if not answer.text or text.startswith(answer.text, max(0, answer.start)):
+        return max(0, answer.start) if answer.text else None
+    after = text.find(answer.text, max(0, answer.start))
+    before = text.rfind(answer.text, 0, max(0, answer.start) + len(answer.text))
+    found = [place for place in (before, after) if place >= 0]
+    return min(found, key=lambda place: abs(place - answer.start)) if found else None
+
+
+def characters(windows: Sequence[Window], max_length: int) -> Arrays:
+    """The arrays `char_start`, `char_end` and `max_context` of `SquadTask.features`."""
+    names = ("char_start", "char_end", "max_context")
+    arrays = {name: np.full((len(windows), max_length), -1, np.int32) for name in names}
+    by_example: dict[int, list[int]] = defaultdict(list)
+    for row, window in enumerate(windows):
+        by_example[window.example].append(row)
+    ends: dict[int, np.ndarray] = {}
+    for rows in by_example.values():
+        context = windows[rows[0]].context
+        if id(context) not in ends:
+            ends[id(context)] = _whole_characters(context)
+        owner = owners(len(context.ids), [(windows[row].begin, windows[row].end) for row in rows])
+        for number, row in enumerate(rows):
+            window = windows[row]
+            tokens = slice(window.begin, window.end)
+            place = row, slice(window.begin + window.offset, window.end + window.offset)
+            arrays["char_start"][place] = context.starts[tokens]
+            arrays["char_end"][place] = ends[id(context)][tokens]
+            arrays["max_context"][place] = owner[tokens] == number
+    arrays["max_context"] = np.maximum(arrays["max_context"], 0)
+    return arrays
+
+
+def _whole_characters(context: Context) -> np.ndarray:
+    """The ends of tokens, moved behind the marks that belong to their last characters.
+
+    Tokenizers drop accents, vowel signs and joiners, which would be cut off the end of an answer.
+    """
+    if context.text.isascii() or not context.ids:
+        return context.ends
+    ends = context.ends.copy()
+    limits = [*context.starts[1:], len(context.text)]
+    for token, limit in enumerate(limits):
+        while ends[token] < limit and _continues(context.text[ends[token]]):
+            ends[token] += 1
+    return ends
+
+
+def _continues(character: str) -> bool:
+    return unicodedata.category(character).startswith("M") or character in _JOINED
