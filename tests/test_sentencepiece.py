@@ -116,7 +116,7 @@ def test_spelling_a_symbol_out_gives_no_other_special_token():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "cannot read the model: No such file"),
+        (None, "cannot be read: No such file"),
         (b"", "not a SentencePiece model"),
         (b"[PAD]\n[UNK]\n", "not a SentencePiece model"),
         (bytes(100), "not a SentencePiece model"),

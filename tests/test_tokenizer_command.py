@@ -131,8 +131,8 @@ def test_a_saved_tokenizer_brings_its_settings(run, tmp_path, kind):
     ("text", "arguments", "message"),
     [
         (b"", [], "--vocab is missing"),
-        (b"", ["--vocab=none.txt"], "none.txt: cannot read the vocabulary: No such file"),
-        (b"", ["--vocab=none.model"], "none.model: cannot read the model: No such file"),
+        (b"", ["--vocab=none.txt"], "none.txt: cannot be read: No such file"),
+        (b"", ["--vocab=none.model"], "none.model: cannot be read: No such file"),
         (b"", ["--vocab=."], r"tokenizer_config\.json: .*No such file"),
         (b"", ["--vocab={vocab}", "--strip_accents"], "--strip_accents .* only .* --lower_case"),
         (b"", ["--vocab={vocab}", "--max_word_chars=0"], "--max_word_chars is 0; allowed: a num"),

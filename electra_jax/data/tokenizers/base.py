@@ -4,7 +4,10 @@ import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -50,6 +53,7 @@ class Tokenizer(ABC):
       family: its key in `tokenizers.FAMILIES`.
       vocab_file: name of the file that holds the vocabulary of a saved tokenizer.
       setting_names: keyword arguments of the constructor.
+      content: of the file that holds the vocabulary.
       vocab: the tokens; a token's place is its id.
       starts_word: bool [vocab_size]: whether a token begins a word. Special tokens do.
       settings: the keyword arguments of the constructor, fit for JSON.
@@ -66,18 +70,23 @@ class Tokenizer(ABC):
     def __init__(
         self, vocab: Sequence[str], begins: Callable[[str], bool], content: bytes, settings: dict
     ):
-        """Called by the families.
+        """Called by the families; `begins` says if a token that is not special begins a word.
 
-        Args:
-          vocab: the tokens. Holds all special tokens, no duplicates.
-          begins: whether a token that is not special begins a word.
-          content: of the vocabulary's file.
-          settings: the keyword arguments of the family's constructor.
+        Raises:
+          UserError: a special token is missing, or a token is there twice.
         """
         self.vocab = list(vocab)
         self.settings = settings
         ids = {token: i for i, token in enumerate(self.vocab)}
-        self.special_ids = tuple(ids[name] for name in settings["special_tokens"])
+        special_tokens = settings["special_tokens"]
+        for token in special_tokens:
+            if token not in ids:
+                allowed = f"all of {', '.join(special_tokens)} must be in"
+                raise UserError(f"the vocabulary lacks {token}; {allowed}")
+        if len(ids) < len(self.vocab):
+            token, count = Counter(self.vocab).most_common(1)[0]
+            raise UserError(f"the vocabulary holds {token!r} {count} times; once is allowed")
+        self.special_ids = tuple(ids[name] for name in special_tokens)
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = self.special_ids
         self.starts_word = np.array([begins(token) for token in self.vocab])
         self.starts_word[list(self.special_ids)] = True
@@ -91,15 +100,23 @@ class Tokenizer(ABC):
         return len(self.vocab)
 
     @classmethod
-    @abstractmethod
-    def from_file(
-        cls, path: str | Path, *, special_tokens: Sequence[str] = SPECIAL_TOKENS, **settings: Any
-    ) -> "Tokenizer":
+    def from_file(cls, path: str | Path, **settings: Any) -> "Tokenizer":
         """The tokenizer with the vocabulary of a file; settings as for the constructor.
 
         Raises:
-          UserError: the file is unreadable or not such a file, or the special tokens do not fit it.
+          UserError: the file is unreadable or no vocabulary, or the special tokens do not fit it.
         """
+        try:
+            return cls(cls.parsed(Path(path).read_bytes()), **settings)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
+
+    @staticmethod
+    def parsed(content: bytes) -> Any:
+        """What the constructor takes for the content of a vocabulary's file."""
+        return content
 
     @abstractmethod
     def encode_batch(self, lines: list[str]) -> list[list[int]]:
@@ -126,6 +143,7 @@ class Tokenizer(ABC):
         (directory / SETTINGS_FILE).write_text(settings, encoding="utf-8")
 
 
+@dataclass
 class Trainer(ABC):
     """Learns a vocabulary from any amount of text in bounded memory.
 
@@ -138,21 +156,30 @@ class Trainer(ABC):
         made = trainer.finish()
 
     The vocabulary depends on the text, not on how it was cut into chunks, nor on the number of
-    cores. (Only of a WordPiece corpus with more distinct words than `max_words`, the way
-    it is cut decides which rare words are forgotten.)
+    cores. (Only of a WordPiece corpus with more distinct words than `max_words`, the way it is cut
+    decides which rare words are forgotten.)
 
     Attributes:
-      tokenizer: the family of what is learned.
-      summarize: a function from a list of lines to their summary. Pure; pickles without the state
-        of the trainer.
+      kind: of vocabulary, a key of `tokenizers.TRAINERS`.
+      vocab_size: the most tokens that the vocabulary may have.
+      settings: of the tokenizer.
     """
 
     tokenizer: ClassVar[type[Tokenizer]]
-    summarize: Callable[[list[str]], Any]
+    summary: ClassVar[Callable]  # of (lines, lower_case, strip_accents)
 
-    @abstractmethod
-    def __init__(self, kind: str, vocab_size: int, settings: dict[str, Any]):
-        """For a vocabulary of at most `vocab_size` tokens; settings are those of `tokenizer`."""
+    kind: str
+    vocab_size: int
+    settings: dict[str, Any]
+
+    def __post_init__(self):
+        self.settings = {"special_tokens": SPECIAL_TOKENS, **self.settings}
+
+    @property
+    def summarize(self) -> Callable[[list[str]], Any]:
+        """A pure function from lines to their summary; pickles without what has been added."""
+        names = ("lower_case", "strip_accents")
+        return partial(type(self).summary, **{name: self.settings[name] for name in names})
 
     @abstractmethod
     def add(self, summary: Any) -> None:

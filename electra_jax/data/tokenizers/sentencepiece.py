@@ -16,10 +16,9 @@ import hashlib
 import io
 import re
 from collections.abc import Sequence
-from functools import cache, partial
+from dataclasses import dataclass, field
+from functools import cache
 from itertools import groupby
-from pathlib import Path
-from typing import Any
 
 import sentencepiece
 from tokenizers import normalizers
@@ -107,22 +106,6 @@ class SentencePiece(Tokenizer):
         i = self._model.piece_to_id(character)
         return self.unk_id if i in self.special_ids else i
 
-    @classmethod
-    def from_file(
-        cls, path: str | Path, *, special_tokens: Sequence[str] = SPECIAL_TOKENS, **settings: Any
-    ) -> "SentencePiece":
-        """A tokenizer with the model of a file.
-
-        Raises:
-          UserError: the file is unreadable or no model, or the special tokens do not fit it.
-        """
-        try:
-            return cls(Path(path).read_bytes(), special_tokens=special_tokens, **settings)
-        except OSError as error:
-            raise UserError(f"{path}: cannot read the model: {error.strerror}") from error
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from error
-
     def encode_batch(self, lines: list[str]) -> list[list[int]]:
         """The ids of each line, without start and end token. Runs on one core."""
         encoded = self._model.encode([self._prepare(line) for line in lines], num_threads=1)
@@ -176,67 +159,6 @@ class SentencePiece(Tokenizer):
         return [j for i in ids for j in self._spelled.get(i, [i])]
 
 
-class SentencePieceTrainer(Trainer):
-    """Learns a SentencePiece model from a sample of the sentences.
-
-    Of each sentence one copy counts. Kept are those whose hash falls below a limit, which is halved
-    whenever they become too many: a sample that depends on the text alone.
-
-    The special tokens come first, then the 256 bytes, then the pieces, most useful first.
-
-    Args:
-      kind: "unigram" or "bpe".
-      vocab_size: the most tokens that the vocabulary may have.
-      settings: of the tokenizer.
-      max_characters: size of the sample.
-    """
-
-    tokenizer = SentencePiece
-
-    def __init__(
-        self,
-        kind: str,
-        vocab_size: int,
-        settings: dict[str, Any],
-        *,
-        max_characters: int = 30_000_000,
-    ):
-        self.summarize = partial(
-            hash_sentences,
-            lower_case=settings["lower_case"],
-            strip_accents=settings["strip_accents"],
-        )
-        self._kind, self._vocab_size = kind, vocab_size
-        self._settings = {"special_tokens": SPECIAL_TOKENS, **settings}
-        self._max_characters = max_characters
-        self._sample: dict[str, int] = {}
-        self._characters = 0
-        self._limit = 2**64
-
-    def add(self, summary: dict[str, int]) -> None:
-        """Adds the sentences of a chunk that belong to the sample."""
-        for sentence, digest in summary.items():
-            if digest < self._limit and sentence not in self._sample:
-                self._sample[sentence] = digest
-                self._characters += len(sentence)
-        while self._characters > self._max_characters:
-            self._limit //= 2
-            kept = {key: digest for key, digest in self._sample.items() if digest < self._limit}
-            self._sample, self._characters = kept, sum(map(len, kept))
-
-    def sentences(self) -> list[str]:
-        """The sample, in the order in which the library is shown it."""
-        return sorted(self._sample, key=lambda sentence: (self._sample[sentence], sentence))
-
-    def finish(self) -> SentencePiece:
-        """See `Trainer.finish`."""
-        if not self._sample:
-            raise UserError("data.source: there is no text to train a vocabulary on")
-        special_tokens = self._settings["special_tokens"]
-        model = _train_model(self._kind, self.sentences(), self._vocab_size, special_tokens)
-        return SentencePiece(model, **self._settings)
-
-
 def hash_sentences(lines: list[str], *, lower_case: bool, strip_accents: bool) -> dict[str, int]:
     """The sentences of some lines, as training needs them, each with a 64-bit hash of its text.
 
@@ -249,6 +171,51 @@ def hash_sentences(lines: list[str], *, lower_case: bool, strip_accents: bool) -
             digest = hashlib.blake2b(sentence.encode(), digest_size=8).digest()
             sentences[sentence] = int.from_bytes(digest, "big")
     return sentences
+
+
+@dataclass
+class SentencePieceTrainer(Trainer):
+    """Learns a SentencePiece model from a sample of the sentences.
+
+    Of each sentence one copy counts. Kept are those whose hash falls below a limit, which is halved
+    whenever they become too many: a sample that depends on the text alone.
+
+    The special tokens come first, then the 256 bytes, then the pieces, most useful first.
+
+    Attributes:
+      max_characters: size of the sample.
+    """
+
+    tokenizer = SentencePiece
+    summary = staticmethod(hash_sentences)
+
+    max_characters: int = 30_000_000
+    _sample: dict[str, int] = field(default_factory=dict, init=False)
+    _characters: int = field(default=0, init=False)
+    _limit: int = field(default=2**64, init=False)
+
+    def add(self, summary: dict[str, int]) -> None:
+        """Adds the sentences of a chunk that belong to the sample."""
+        for sentence, digest in summary.items():
+            if digest < self._limit and sentence not in self._sample:
+                self._sample[sentence] = digest
+                self._characters += len(sentence)
+        while self._characters > self.max_characters:
+            self._limit //= 2
+            kept = {key: digest for key, digest in self._sample.items() if digest < self._limit}
+            self._sample, self._characters = kept, sum(map(len, kept))
+
+    def sentences(self) -> list[str]:
+        """The sample, in the order in which the library is shown it."""
+        return sorted(self._sample, key=lambda sentence: (self._sample[sentence], sentence))
+
+    def finish(self) -> SentencePiece:
+        """See `Trainer.finish`."""
+        if not self._sample:
+            raise UserError("data.source: there is no text to train a vocabulary on")
+        names = self.settings["special_tokens"]
+        model = _train_model(self.kind, self.sentences(), self.vocab_size, names)
+        return SentencePiece(model, **self.settings)
 
 
 def _train_model(

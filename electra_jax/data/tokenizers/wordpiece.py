@@ -9,10 +9,8 @@ A special token that is typed in a text, such as `[MASK]`, is split like any oth
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field
 from itertools import accumulate, chain, repeat
-from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer as Pipeline
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
@@ -66,17 +64,15 @@ class WordPiece(Tokenizer):
         self._pipeline.normalizer = _normalizer(lower_case, strip_accents)
         self._pipeline.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 
-    @classmethod
-    def from_file(
-        cls, path: str | Path, *, special_tokens: Sequence[str] = SPECIAL_TOKENS, **settings: Any
-    ) -> "WordPiece":
-        """A tokenizer with the tokens of a text file, one per line; the line number is the id.
-
-        Raises:
-          UserError: the file is unreadable, lacks a special token or holds a token twice.
-        """
-        vocab = _read_vocab(path, special_tokens)
-        return cls(vocab, special_tokens=special_tokens, **settings)
+    @staticmethod
+    def parsed(content: bytes) -> list[str]:
+        """The tokens in a text file, one per line; the line number is the id."""
+        try:
+            text = content.decode("utf-8").removesuffix("\n")
+        except UnicodeDecodeError as error:
+            raise UserError(f"the vocabulary is not UTF-8 at byte {error.start}") from error
+        # Only newlines end a token: `str.splitlines` would split at others that tokens may hold.
+        return [line.removesuffix("\r") for line in text.split("\n")]
 
     def encode_batch(self, lines: list[str]) -> list[list[int]]:
         """The ids of each line, without start and end token.
@@ -96,61 +92,6 @@ class WordPiece(Tokenizer):
         return decoders.WordPiece(CONTINUATION).decode([self.vocab[i] for i in ids])
 
 
-class WordPieceTrainer(Trainer):
-    """Learns a WordPiece vocabulary from the counts of words.
-
-    The special tokens come first, then the characters that continue words, then those that start
-    them, then merged pieces, most useful first.
-
-    Args:
-      kind: "wordpiece".
-      vocab_size: the most tokens that the vocabulary may have.
-      settings: of the tokenizer.
-      coverage: share of the text whose characters are in the vocabulary. On web text, thousands of
-        rare ones would take the places of useful pieces. Words with such a character become the
-        unknown token.
-      max_words: distinct words that are held at most.
-      train_words: words that the library is shown, about. The counts of a larger corpus are scaled
-        down: a vocabulary depends on their ratios.
-    """
-
-    tokenizer = WordPiece
-
-    def __init__(
-        self,
-        kind: str,
-        vocab_size: int,
-        settings: dict[str, Any],
-        *,
-        coverage: float = 0.9999,
-        max_words: int = 2_000_000,
-        train_words: int = 20_000_000,
-    ):
-        self.summarize = partial(
-            count_words,
-            lower_case=settings["lower_case"],
-            strip_accents=settings["strip_accents"],
-        )
-        self._vocab_size = vocab_size
-        self._settings = {"special_tokens": SPECIAL_TOKENS, **settings}
-        self._coverage, self._max_words, self._train_words = coverage, max_words, train_words
-        self._words: Counter[str] = Counter()
-
-    def add(self, summary: Counter[str]) -> None:
-        """Adds the words of a chunk. The rarest are forgotten when there are too many."""
-        self._words.update(summary)
-        if len(self._words) > self._max_words:
-            self._words = Counter(dict(_by_frequency(self._words)[: self._max_words // 2]))
-
-    def finish(self) -> WordPiece:
-        """See `Trainer.finish`. Without any text, only the special tokens are in."""
-        alphabet = _alphabet(self._words, self._coverage)
-        words = {word: count for word, count in self._words.items() if alphabet.issuperset(word)}
-        words = _scaled(words, self._train_words)
-        vocab = _train_vocab(words, self._vocab_size, self._settings["special_tokens"])
-        return WordPiece(vocab, **self._settings)
-
-
 def count_words(lines: list[str], *, lower_case: bool, strip_accents: bool) -> Counter[str]:
     """How often each word, normalized and split at white space only, is in some lines."""
     normalizer = _normalizer(lower_case, strip_accents)
@@ -167,6 +108,45 @@ def _normalizer(lower_case: bool, strip_accents: bool) -> normalizers.Normalizer
         strip_accents=lower_case and strip_accents,
         lowercase=lower_case,
     )
+
+
+@dataclass
+class WordPieceTrainer(Trainer):
+    """Learns a WordPiece vocabulary from the counts of words.
+
+    The special tokens come first, then the characters that continue words, then those that start
+    them, then merged pieces, most useful first.
+
+    Attributes:
+      coverage: share of the text whose characters are in the vocabulary. On web text, thousands of
+        rare ones would take the places of useful pieces. Words with such a character become the
+        unknown token.
+      max_words: distinct words that are held at most.
+      train_words: words that the library is shown, about. The counts of a larger corpus are scaled
+        down: a vocabulary depends on their ratios.
+    """
+
+    tokenizer = WordPiece
+    summary = staticmethod(count_words)
+
+    coverage: float = 0.9999
+    max_words: int = 2_000_000
+    train_words: int = 20_000_000
+    _words: Counter[str] = field(default_factory=Counter, init=False)
+
+    def add(self, summary: Counter[str]) -> None:
+        """Adds the words of a chunk. The rarest are forgotten when there are too many."""
+        self._words.update(summary)
+        if len(self._words) > self.max_words:
+            self._words = Counter(dict(_by_frequency(self._words)[: self.max_words // 2]))
+
+    def finish(self) -> WordPiece:
+        """See `Trainer.finish`. Without any text, only the special tokens are in."""
+        alphabet = _alphabet(self._words, self.coverage)
+        words = {word: count for word, count in self._words.items() if alphabet.issuperset(word)}
+        words = _scaled(words, self.train_words)
+        vocab = _train_vocab(words, self.vocab_size, self.settings["special_tokens"])
+        return WordPiece(vocab, **self.settings)
 
 
 def _train_vocab(
@@ -231,26 +211,3 @@ def _scaled(words: Mapping[str, int], most: int) -> Mapping[str, int]:
     if total <= most:
         return words
     return {word: -(-count * most // total) for word, count in words.items()}
-
-
-def _read_vocab(path: str | Path, special_tokens: Sequence[str]) -> list[str]:
-    try:
-        text = Path(path).read_bytes().decode("utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: cannot read the vocabulary: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: the vocabulary is not UTF-8 at byte {error.start}") from error
-    # Only newlines end a token: `str.splitlines` would split at others that tokens may hold.
-    vocab = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-    for token in special_tokens:
-        if token not in vocab:
-            raise UserError(
-                f"{path}: the vocabulary lacks {token}; all of {', '.join(special_tokens)} must be "
-                "in"
-            )
-    for token, count in Counter(vocab).items():
-        if count > 1:
-            raise UserError(
-                f"{path}: the vocabulary holds {token!r} {count} times; once is allowed"
-            )
-    return vocab
