@@ -88,6 +88,8 @@ def parse_json(text: str | bytes, where: str) -> Any:
 def locked(path: Path, when_busy: Callable[[str], None]) -> Iterator[None]:
     """Holds the lock file `path`, whose directory is made. The end of the process ends its hold.
 
+    The holder may remove the file when all is done; whoever waits for it makes it anew.
+
     Args:
       when_busy: is told who holds it, such as "process 7 on HOST"; if it returns, the lock is
         waited for.
@@ -102,10 +104,12 @@ def locked(path: Path, when_busy: Callable[[str], None]) -> Iterator[None]:
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        when_busy(path.read_text() or "another process")
+        with contextlib.suppress(FileNotFoundError):
+            when_busy(path.read_text() or "another process")
         lock.acquire()
     try:
         yield
     finally:
-        os.truncate(path, 0)
+        with contextlib.suppress(FileNotFoundError):
+            os.truncate(path, 0)
         lock.release()

@@ -185,7 +185,7 @@ def test_what_cannot_be_read_is_counted_on_request(config, corpus):
     corpus.write_bytes(corpus.read_bytes() + b"\n\nna\xefve\n")
     with pytest.raises(UserError, match=rf"^{corpus}: line \d+ is not UTF-8"):
         prepare(config, QUIET)
-    assert not store_directory(config).parent.exists()
+    assert not Path(config.dir).exists()
     config.on_error = "skip"
     messages: list[str] = []
     store = prepare(config, messages.append)
@@ -229,29 +229,34 @@ def test_processes_that_want_the_same_store_make_it_once(config):
     assert [path.name for path in Path(config.dir).iterdir()] == [store_directory(config).name]
 
 
+HOLDER = """
+import sys, time
+from pathlib import Path
+from electra_jax.files import locked
+with locked(Path(sys.argv[1]), print):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
 def test_waiting_process_takes_over_from_one_that_dies(config):
-    place = unfinished(store_directory(config))
+    directory = store_directory(config)
     holder = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys, time; from pathlib import Path\n"
-            "from electra_jax.data.preparation import _held\n"
-            "with _held(Path(sys.argv[1]), print): print('held', flush=True); time.sleep(60)",
-            place,
-        ],
+        [sys.executable, "-c", HOLDER, f"{directory}.lock"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,
         text=True,
     )
     assert holder.stdout.readline() == "held\n"
-    (place / "train-00007.tokens.npy").write_text("left over")
+    unfinished(directory).mkdir()
+    (unfinished(directory) / "train-00007.tokens.npy").write_text("left over")
     waiting = subprocess.Popen(command_line(config), stdout=subprocess.PIPE, text=True)
-    assert waiting.stdout.readline() == f"waiting for another process that works in {place}\n"
+    assert f"waiting for process {holder.pid} on " in waiting.stdout.readline()
     holder.send_signal(signal.SIGKILL)
     holder.communicate()
     assert "made in" in waiting.communicate(timeout=120)[0]
-    assert not (store_directory(config) / "train-00007.tokens.npy").exists()
+    assert not (directory / "train-00007.tokens.npy").exists()
+    assert [path.name for path in directory.parent.iterdir()] == [directory.name]
 
 
 def test_given_vocabulary_is_used(config, tmp_path):
