@@ -4,7 +4,9 @@ Eight fake devices, no silent rank promotion, and the annotations of `electra_ja
 time: a function that is given or returns an array of the wrong shape or dtype fails.
 """
 
+import contextlib
 import os
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,3 +45,19 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip(f"no test data at {path}; ELECTRA_SHARED_DATA can name another place")
     return path
+
+
+@pytest.fixture(scope="session")
+def encoder_run(tmp_path_factory) -> Path:
+    """A tiny pre-training run on eight devices, to fine-tune from."""
+    import tiny_run
+
+    from electra_jax.jobs import pretraining
+
+    place = tmp_path_factory.mktemp("encoder")
+    tiny_run.make(place)
+    with contextlib.chdir(place):
+        config = runpy.run_path("recipe.py")["get_config"]()
+        config.num_train_steps = 7
+        pretraining.pretrain(config, Path("run"))
+    return place / "run"

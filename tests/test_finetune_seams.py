@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -9,20 +10,18 @@ import numpy as np
 import pytest
 import tiny_run
 from flax import nnx
-from test_finetune import place  # noqa: F401
 
+from electra_jax import predict
 from electra_jax.data.opening import read_lines
 from electra_jax.errors import UserError
 from electra_jax.files import write_text
-from electra_jax.finetune.config import get_config
+from electra_jax.finetune.config import get_config, validate
 from electra_jax.finetune.encoding import encode_texts
 from electra_jax.finetune.heads import HEADS
 from electra_jax.finetune.heads.base import LOSS, Head
 from electra_jax.finetune.tasks import TASKS
 from electra_jax.finetune.tasks.base import Files, FileTask
 from electra_jax.inference.configuration import load_config
-from electra_jax.inference.request import Request
-from electra_jax.inference.serving import serve
 from electra_jax.jobs.finetuning import finetune
 from electra_jax.modeling.layers import dense, glorot_uniform
 from electra_jax.objectives.base import pair
@@ -117,12 +116,14 @@ def listed(monkeypatch):
     monkeypatch.setitem(TASKS, "counts", CountTask)
 
 
-def test_a_task_and_a_head_from_outside_are_trained_resumed_and_used(place, tmp_path, capsys):  # noqa: F811
+def test_a_task_and_a_head_from_outside_are_trained_resumed_and_used(
+    encoder_run, tmp_path, capsys, monkeypatch
+):
     rng = np.random.default_rng(0)
     numbers = rng.integers(0, 6, 32)
     lines = [f"{n}/{' '.join(['value'] * n + ['list'] * (8 - n))}" for n in numbers]
     config = get_config()
-    config.init_from = str(place / "encoder")
+    config.init_from = str(encoder_run)
     config.update(batch_size=8, num_train_epochs=2.0, log_every_steps=1)
     config.data.update(kind="counts", name="values", max_length=16, separator="/", scale=2.0)
     for split in ("train", "dev"):
@@ -143,9 +144,9 @@ def test_a_task_and_a_head_from_outside_are_trained_resumed_and_used(place, tmp_
     assert load_config(run).data.separator == "/"
     (tmp_path / "new.jsonl").write_text('{"text": "value value"}\n{"text": "list"}\n')
     answers = tmp_path / "answers.jsonl"
-    request = dict.fromkeys(("mode", "step", "sentences", "replace", "top_k", "pooling"))
-    request |= {"mode": "", "input": str(tmp_path / "new.jsonl"), "output": str(answers)}
-    serve(Request(workdir=run, given=frozenset(), **request))
+    flags = (f"--workdir={run}", f"--input={tmp_path / 'new.jsonl'}", f"--output={answers}")
+    monkeypatch.setattr(sys, "argv", ["predict", *flags])
+    predict.main()
     counts = [json.loads(line)["count"] for line in answers.read_text().splitlines()]
     assert len(counts) == 2 and all(count > 0 for count in counts)
 
@@ -155,7 +156,5 @@ def test_settings_of_other_tasks_have_no_effect_here(tmp_path):
     config.data.separator = "/"
     assert config.data.kind == "glue"
     config.init_from, config.data.source = "encoder", "glue"
-    from electra_jax.finetune.config import validate
-
     with pytest.raises(UserError, match=r"config.data.separator is '/'.*no effect.*'glue'"):
         validate(config, 1)
