@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -39,11 +40,16 @@ ROUNDS = flags.DEFINE_integer("rounds", 3, "timed repetitions", flag_values=FLAG
 GIGABYTES = flags.DEFINE_float("gigabytes", 1.0, "size of the large corpus", flag_values=FLAGS)
 
 
+def documents(source: str) -> Iterator[list[str]]:
+    """The documents of a source, read in this process."""
+    for group in reader.groups(sources.parse(source)):
+        yield from (document for _, document in reader.take_apart(group, "raise").documents)
+
+
 def write_corpus(directory: Path) -> Path:
     """The text as a plain file, read anew by everything that is measured."""
     path = directory / "corpus.txt"
-    documents = reader.documents(sources.parse(TEXT.value))
-    path.write_text("\n\n".join("\n".join(document) for document in documents))
+    path.write_text("\n\n".join("\n".join(document) for document in documents(TEXT.value)))
     return path
 
 
@@ -62,7 +68,7 @@ def measure_prepare(directory: Path, corpus: Path) -> None:
     vocab = prepare(config.data, lambda _: None).directory / "tokenizer" / "vocab.txt"
     # Fast: without offsets. The Python class around it only has the slower method.
     encode = BertWordPieceTokenizer(str(vocab))._tokenizer.encode_batch_fast
-    lines = [line for lines in reader.documents(sources.parse(str(corpus))) for line in lines]
+    lines = [line for lines in documents(str(corpus)) for line in lines]
 
     def ours() -> None:
         prepare(recipe(directory, corpus, vocab).data, lambda _: None)

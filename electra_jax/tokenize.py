@@ -19,84 +19,63 @@ each, without [CLS] and [SEP]; offsets are ranges of characters in the line:
 """
 
 import json
-import os
 import sys
 from functools import partial
 from pathlib import Path
 
 from absl import flags
 
-from electra_jax.data.tokenizers import from_file, load
-from electra_jax.data.tokenizers.base import (
-    SETTINGS,
-    SPECIAL_TOKENS,
-    Tokenizer,
-    check_setting,
-    encode_with_special_tokens,
-)
+from electra_jax import cli
+from electra_jax.data import tokenizers
+from electra_jax.data.tokenizers import base
 from electra_jax.errors import UserError
 
 
 def main() -> None:
     """Print the tokens of each line of standard input."""
-    from electra_jax import cli
-
     values = cli.parse(_flags(), __doc__)
-    tokenizer = _from_flags(values)
+    tokenizer = _tokenizer(values)
     encode = tokenizer.encode_with_offsets
     if values.keep_special_tokens:
-        encode = partial(encode_with_special_tokens, tokenizer)
-    try:
-        for number, line in enumerate(sys.stdin.buffer, start=1):  # only "\n" ends a line here
-            try:
-                text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise UserError(
-                    f"standard input: line {number} is not UTF-8 at byte {error.start}"
-                ) from error
-            ids, tokens, offsets = encode(text)
-            shown = {"ids": ids, "tokens": tokens, "offsets": offsets}
-            print(json.dumps(shown), flush=True)
-    except BrokenPipeError:  # the reader has seen enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        encode = partial(base.encode_with_special_tokens, tokenizer)
+    for number, line in enumerate(sys.stdin.buffer, start=1):  # only "\n" ends a line here
+        try:
+            text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+        except UnicodeDecodeError as error:
+            where = f"standard input: line {number}"
+            raise UserError(f"{where} is not UTF-8 at byte {error.start}") from error
+        answer = zip(("ids", "tokens", "offsets"), encode(text), strict=True)
+        print(json.dumps(dict(answer)), flush=True)
 
 
 def _flags() -> flags.FlagValues:
     values = flags.FlagValues()
-    flags.DEFINE_string("vocab", None, "vocabulary file or saved tokenizer", flag_values=values)
+    flags.DEFINE_string("vocab", "", "vocabulary file or saved tokenizer", flag_values=values)
     flags.DEFINE_bool("lower_case", False, "lower-case the text", flag_values=values)
     flags.DEFINE_bool("strip_accents", False, "remove accents", flag_values=values)
     flags.DEFINE_integer("max_word_chars", 200, "longest word", flag_values=values)
-    flags.DEFINE_list("special_tokens", [*SPECIAL_TOKENS], "their names", flag_values=values)
-    flags.DEFINE_bool(
-        "keep_special_tokens", False, "where they are typed in the text", flag_values=values
-    )
+    flags.DEFINE_list("special_tokens", [*base.SPECIAL_TOKENS], "names", flag_values=values)
+    flags.DEFINE_bool("keep_special_tokens", False, "typed in the text", flag_values=values)
     return values
 
 
-def _from_flags(values: flags.FlagValues) -> Tokenizer:
-    """The tokenizer that the command line asks for."""
+def _tokenizer(values: flags.FlagValues) -> base.Tokenizer:
+    settings = {name: values[name].value for name in base.SETTINGS}
+    given = [name for name in settings if values[name].present]
+    for name in given:
+        base.check_setting(f"--{name}", name, settings[name])
     if not values.vocab:
         raise UserError("--vocab is missing; give a vocabulary file or a saved tokenizer")
-    settings = {name: values[name].value for name in SETTINGS}
-    given = [name for name in SETTINGS if values[name].present]
-    for name in given:
-        check_setting(f"--{name}", name, settings[name])
     if Path(values.vocab).is_dir():
         if given:
-            raise UserError(
-                f"--{given[0]} is given, but {values.vocab} has settings of its own; allowed: no "
-                "flags but --vocab"
-            )
-        return load(values.vocab)
+            raise UserError(f"--{given[0]} is given, but {values.vocab} has settings of its own")
+        return tokenizers.load(values.vocab)
     if settings["strip_accents"] and not settings["lower_case"]:
         raise UserError("--strip_accents is given, which works only together with --lower_case")
     if "max_word_chars" in given and values.vocab.endswith(".model"):
         raise UserError(f"--max_word_chars is given, but has no meaning for {values.vocab}")
-    return from_file(values.vocab, **settings)
+    return tokenizers.from_file(values.vocab, **settings)
 
 
 if __name__ == "__main__":
-    from electra_jax import cli
-
     cli.run(main)

@@ -23,11 +23,6 @@ UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)  # what reading a f
 Stream = Any  # something to read bytes from; not every library derives its own from `io`
 
 
-def is_address(name: str) -> bool:
-    """Whether a name is an address, such as `gs://bucket/file`, and no local path."""
-    return "://" in name
-
-
 def file_system(address: str) -> tuple[Any, str]:
     """The fsspec file system that serves an address, and the path there.
 
@@ -44,7 +39,7 @@ def file_system(address: str) -> tuple[Any, str]:
 
 def open_file(name: str) -> Stream:
     """Opens a file or an address for reading its bytes as they are stored."""
-    if is_address(name):
+    if "://" in name:
         system, path = file_system(name)
         return system.open(path, "rb")
     return open(name, "rb")

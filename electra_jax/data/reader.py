@@ -1,6 +1,6 @@
-"""From inputs to documents: groups of parts in one process, taken apart in many.
+"""From inputs to documents: one process reads groups of parts, many take them apart.
 
-Nothing depends on the number of processes. `electra_jax.data.formats.base` has the two halves.
+Nothing depends on the number of processes.
 """
 
 import time
@@ -41,16 +41,6 @@ class Documents:
     dropped: Counter = field(default_factory=Counter)
     divided: int = 0
     damage: list[str] = field(default_factory=list)
-
-
-def documents(sources: list[Source], on_error: str = "raise") -> Iterator[Document]:
-    """All documents of a corpus, in order, read in this process.
-
-    Raises:
-      UserError: see `take_apart`.
-    """
-    for group in groups(sources):
-        yield from (document for _, document in take_apart(group, on_error).documents)
 
 
 def groups(sources: list[Source], limits: Limits = LIMITS) -> Iterator[Group]:

@@ -17,14 +17,14 @@ Every entry may have a weight: with `a/*.txt#weight=3,b/*.txt#weight=1`, three r
 that are trained on come from the first entry. Without weights everything is read equally often.
 """
 
+import contextlib
 import glob
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from electra_jax.data.formats import FORMATS, format_of_file, format_without_files
 from electra_jax.data.formats.base import Input
-from electra_jax.data.opening import file_system, is_address
+from electra_jax.data.opening import file_system
 from electra_jax.errors import UserError
 from electra_jax.settings import settings_of
 
@@ -102,7 +102,9 @@ def inputs(sources: list[Source]) -> list[Input]:
     """
     by_key: dict[tuple, Input] = {}  # An ordered set: globs may overlap.
     for number, source in enumerate(sources):
-        for name, key, size in _located(source.location):
+        alone = format_without_files(source.location)
+        for name, size in [(source.location, 0)] if alone else _files(source.location):
+            key = alone or format_of_file(name)
             known = settings_of(FORMATS[key])
             for option, _ in source.options:
                 if option not in known:
@@ -118,7 +120,7 @@ def inputs(sources: list[Source]) -> list[Input]:
 
 def fingerprint(sources: list[Source]) -> list[dict]:
     """Identifies the inputs behind the entries, as JSON, without reading all of them."""
-    return [_fingerprint(input) for input in inputs(sources)]
+    return [input.format.fingerprint(input.name, input.size) for input in inputs(sources)]
 
 
 def versions(sources: list[Source]) -> list[dict]:
@@ -133,32 +135,16 @@ def changed(sources: list[Source], recorded: list[dict]) -> str | None:
     """
     known = {entry["name"]: entry for entry in recorded}
     for source in sources:
-        try:
-            present = inputs([source])
-        except UserError:
-            continue  # gone
-        for input in present:
-            if _fingerprint(input) != known.get(input.name):
-                return input.name
+        with contextlib.suppress(UserError):  # gone
+            for entry in fingerprint([source]):
+                if entry != known.get(entry["name"]):
+                    return entry["name"]
     return None
-
-
-def _fingerprint(input: Input) -> dict:
-    return input.format.fingerprint(input.name, input.size)
-
-
-def _located(location: str) -> Iterator[tuple[str, str, int]]:
-    """Name, format and size in bytes of everything that a location names."""
-    if key := format_without_files(location):
-        yield location, key, 0
-    else:
-        for name, size in _files(location):
-            yield name, format_of_file(name), size
 
 
 def _files(location: str) -> list[tuple[str, int]]:
     """Names and sizes of the files that a path, glob or address stands for."""
-    if is_address(location):
+    if "://" in location:
         system, path = file_system(location)
         try:
             entries = system.glob(path, detail=True)
