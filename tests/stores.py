@@ -1,12 +1,15 @@
-"""Token stores made of documents in memory."""
+"""Token stores made of documents in memory, and rows over tokens in memory."""
 
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
+
 from electra_jax.data.formats.base import Input, Part
 from electra_jax.data.formats.docstrings import Docstrings
+from electra_jax.data.layout import Rows
 from electra_jax.data.reader import Group
-from electra_jax.data.store import TokenStore, open_store
+from electra_jax.data.store import Tokens, TokenStore, open_store
 from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.data.writing import write_store
 
@@ -45,3 +48,20 @@ def make_store(
 ) -> TokenStore:
     """A store of documents, read in groups of `size` of them."""
     return store_of(directory, groups(documents, size), tokenizer, **arguments)
+
+
+def rows_of(tokens: Tokens, starts, sizes, marks, first, *, length: int, groups=None) -> Rows:
+    """Rows of ranges of tokens; [PAD], [CLS] and [SEP] are 0, 2 and 3. One group by default."""
+    return Rows(
+        length=length,
+        tokens=tokens,
+        starts=np.array(starts),
+        sizes=np.array(sizes, np.int32),
+        marks=np.array(marks, np.uint8),
+        first=np.array(first),
+        groups=np.array([0, len(first) - 1]) if groups is None else groups,
+        dropped_tokens=0,
+        pad_id=0,
+        cls_id=2,
+        sep_id=3,
+    )

@@ -1,25 +1,19 @@
 import lzma
 import pickle
 import time
-from itertools import accumulate, chain, pairwise
+from functools import partial
+from itertools import chain, pairwise
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy import stats
 from stdlib_text import stdlib_documents
-from stores import make_store
+from stores import make_store, rows_of
 
 from electra_jax.data import tokenizers
-from electra_jax.data.layout import (
-    BEGINS_PIECE,
-    ENDS_SEGMENT,
-    SECOND_SEGMENT,
-    Rows,
-    _pack,
-    rows,
-)
-from electra_jax.data.store import Tokens, TokenStore
+from electra_jax.data.layout import BEGINS_PIECE, ENDS_SEGMENT, SECOND_SEGMENT, Rows, rows
+from electra_jax.data.store import Tokens, TokenStore, offsets
 from electra_jax.errors import UserError
 
 SETTINGS = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
@@ -40,24 +34,13 @@ class MadeStore(TokenStore):
 
     def __init__(self, documents: list[list[int]], sources: list[int] | None = None):
         self.sizes = documents
+        self.documents = lambda split: offsets([*map(sum, documents)])
+        self.lines = lambda split: offsets([*chain.from_iterable(documents)])
+        self.sources = lambda split: offsets(sources)
         self.num_tokens = sum(map(sum, documents))
-        self._sources = sources
 
     def tokens(self, split: str) -> Tokens:
         return Tokens([np.arange(10, 10 + self.num_tokens, dtype=np.uint32)])
-
-    def documents(self, split: str) -> np.ndarray:
-        return offsets(map(sum, self.sizes))
-
-    def lines(self, split: str) -> np.ndarray:
-        return offsets(chain.from_iterable(self.sizes))
-
-    def sources(self, split: str) -> np.ndarray:
-        return offsets(self._sources)
-
-
-def offsets(counts) -> np.ndarray:
-    return np.array([*accumulate(counts, initial=0)])
 
 
 def all_rows(examples: Rows) -> dict[str, np.ndarray]:
@@ -73,20 +56,7 @@ def pieces(batch: dict[str, np.ndarray]) -> list[list[int]]:
     ]
 
 
-def make_rows(starts, sizes, marks, first) -> Rows:
-    return Rows(
-        length=8,
-        tokens=Tokens([np.arange(100)]),
-        starts=np.array(starts),
-        sizes=np.array(sizes, np.int32),
-        marks=np.array(marks, np.uint8),
-        first=np.array(first),
-        groups=np.array([0, len(first) - 1]),
-        dropped_tokens=0,
-        pad_id=PAD,
-        cls_id=CLS,
-        sep_id=SEP,
-    )
+make_rows = partial(rows_of, Tokens([np.arange(100)]), length=8)
 
 
 def test_batch_of_known_pieces():
@@ -109,22 +79,15 @@ def test_batch_of_known_pieces():
         [0, 1, 2, 3, 0, 1, 2, 0],
     ]
     assert not batch["token_type_ids"].any()
+    padding = examples.batch(np.array([-1, -1]))
+    assert all(array.shape == (2, 8) and not array.any() for array in padding.values())
     assert {array.dtype for array in batch.values()} == {np.dtype(np.int32)}
     assert (len(examples), examples.real_tokens) == (2, 14)
 
 
 def test_batch_of_known_segments():
-    examples = make_rows(
-        starts=[10, 20, 30, 40],
-        sizes=[1, 2, 2, 4],
-        marks=[
-            BEGINS_PIECE,
-            ENDS_SEGMENT,
-            ENDS_SEGMENT | SECOND_SEGMENT,
-            BEGINS_PIECE | ENDS_SEGMENT,
-        ],
-        first=[0, 3, 4],
-    )
+    marks = [BEGINS_PIECE, ENDS_SEGMENT, ENDS_SEGMENT | SECOND_SEGMENT, BEGINS_PIECE | ENDS_SEGMENT]
+    examples = make_rows([10, 20, 30, 40], [1, 2, 2, 4], marks, first=[0, 3, 4])
     batch = examples.batch(np.array([0, 1, -1]))
     assert batch["input_ids"].tolist() == [
         [2, 10, 20, 21, 3, 30, 31, 3],
@@ -135,11 +98,6 @@ def test_batch_of_known_segments():
     assert batch["position_ids"].tolist() == [[*range(8)], [*range(6), 0, 0], [0] * 8]
     assert batch["token_type_ids"].tolist() == [[0] * 5 + [1] * 3, [0] * 8, [0] * 8]
     assert (len(examples), examples.real_tokens) == (2, 14)
-
-
-def test_batch_of_nothing_but_padding():
-    batch = make_rows([10], [2], [BEGINS_PIECE | ENDS_SEGMENT], [0, 1]).batch(np.array([-1, -1]))
-    assert all(array.shape == (2, 8) and not array.any() for array in batch.values())
 
 
 @pytest.mark.parametrize("layout", ["packed", "document"])
@@ -181,19 +139,13 @@ def test_fields_agree_with_each_other(store, layout):
 
 
 @pytest.mark.parametrize("layout", ["packed", "electra"])
-def test_batch_is_its_rows(store, layout):
+def test_batch_is_its_rows_and_they_are_the_same_again(store, layout):
+    whole = all_rows(rows(store, "train", 64, layout))
     examples = rows(store, "train", 64, layout)
-    whole = all_rows(examples)
     indices = np.array([5, 0, len(examples) - 1, 5])
     for key, array in examples.batch(indices).items():
         np.testing.assert_array_equal(array, whole[key][indices])
-
-
-@pytest.mark.parametrize("layout", ["packed", "electra"])
-def test_result_is_reproducible(store, layout):
-    first, second = (all_rows(rows(store, "train", 64, layout)) for _ in range(2))
-    for key in first:
-        np.testing.assert_array_equal(first[key], second[key])
+        np.testing.assert_array_equal(all_rows(examples)[key], whole[key])
 
 
 def test_rows_travel_to_other_processes_without_their_tokens(store):
@@ -217,13 +169,21 @@ def pack_one_by_one(widths: np.ndarray, length: int) -> list[int]:
     return sorted(free)
 
 
+def packed(widths: np.ndarray, length: int) -> np.ndarray:
+    """How many tokens each row has that pieces of these widths are packed into."""
+    store = MadeStore([])
+    store.documents = lambda split: np.append(0, np.cumsum(widths - 2))
+    examples = rows(store, "train", length, "packed")
+    np.testing.assert_array_equal(np.sort(examples.sizes + 2), np.sort(widths))
+    return np.add.reduceat(examples.sizes + 2, examples.first[:-1])
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_packing_is_best_fit_decreasing(seed):
     generator = np.random.default_rng(seed)
     length = int(generator.integers(8, 70))
     widths = generator.integers(3, length + 1, int(generator.integers(1, 400)))
-    row = _pack(widths, length)
-    used = np.bincount(row, widths)
+    used = packed(widths, length)
     assert np.all(used > 0)
     assert sorted((length - used).tolist()) == pack_one_by_one(widths, length)
 
@@ -231,10 +191,10 @@ def test_packing_is_best_fit_decreasing(seed):
 def test_millions_of_pieces_pack_quickly():
     widths = np.random.default_rng(0).integers(3, 129, 2_000_000)
     started = time.monotonic()
-    row = _pack(widths, 128)
+    used = packed(widths, 128)
     assert time.monotonic() - started < 3
-    assert np.bincount(row, widths).max() == 128
-    assert widths.sum() / ((row.max() + 1) * 128) > 0.99
+    assert used.max() == 128
+    assert widths.sum() / (used.size * 128) > 0.99
 
 
 def efficiency(store: TokenStore, length: int) -> float:
@@ -242,9 +202,9 @@ def efficiency(store: TokenStore, length: int) -> float:
     return examples.real_tokens / (len(examples) * length)
 
 
-@pytest.mark.parametrize("length", [64, 128])
-def test_packing_wastes_little_on_docstrings(store, length):
-    assert efficiency(store, length) > 0.98
+def test_packing_wastes_little_on_docstrings(store):
+    assert efficiency(store, 64) > 0.98
+    assert efficiency(store, 128) > 0.98
 
 
 @pytest.mark.parametrize(
@@ -263,9 +223,7 @@ def test_packing_wastes_little_on_corpora(shared_data, tmp_path, corpus):
 
 
 def test_bad_layout_and_length_are_refused(store):
-    with pytest.raises(
-        UserError, match=r"^data\.layout: found 'dense'; allowed are packed, document, electra$"
-    ):
+    with pytest.raises(UserError, match=r"^data\.layout: .*'dense'.* packed, document, electra"):
         rows(store, "train", 64, "dense")
     for layout, smallest in (("packed", 3), ("document", 3), ("electra", 5)):
         rows(store, "train", smallest, layout)
@@ -427,8 +385,6 @@ def test_each_source_has_rows_of_its_own(layout):
 
 def test_source_without_documents_is_refused():
     store = MadeStore([[3], [4]], [1, 0, 1])
-    with pytest.raises(
-        UserError, match=r"^data\.source: entry 2 of 3 has no tokens in the held_out split$"
-    ):
+    with pytest.raises(UserError, match=r"^data\.source: entry 2 of 3 .* held_out"):
         rows(store, "held_out", 16, "packed", by_source=True)
     assert len(rows(store, "held_out", 16, "packed")) == 1

@@ -1,15 +1,15 @@
 import math
 import time
 from collections.abc import Sequence
-from itertools import accumulate
 
 import grain
 import numpy as np
 import pytest
+from stores import rows_of
 
 from electra_jax.data.layout import BEGINS_PIECE, ENDS_SEGMENT, Rows
 from electra_jax.data.loader import eval_batches, train_batch, train_batches
-from electra_jax.data.store import Tokens
+from electra_jax.data.store import Tokens, offsets
 from electra_jax.errors import UserError
 
 NUM_ROWS = 50
@@ -18,19 +18,10 @@ STEPS = (0, 1, 1000, 1_000_000)
 
 def make_rows(tokens: Tokens, groups: Sequence[int]) -> Rows:
     """Groups of so many rows of one piece with one token, whose id tells the row."""
-    num_rows = sum(groups)
-    return Rows(
-        length=4,
-        tokens=tokens,
-        starts=np.arange(num_rows),
-        sizes=np.ones(num_rows, np.int32),
-        marks=np.full(num_rows, BEGINS_PIECE | ENDS_SEGMENT, np.uint8),
-        first=np.arange(num_rows + 1),
-        groups=np.array([*accumulate(groups, initial=0)]),
-        dropped_tokens=0,
-        pad_id=0,
-        cls_id=2,
-        sep_id=3,
+    n = sum(groups)
+    marks = [BEGINS_PIECE | ENDS_SEGMENT] * n
+    return rows_of(
+        tokens, range(n), [1] * n, marks, range(n + 1), length=4, groups=offsets([*groups])
     )
 
 

@@ -77,12 +77,8 @@ def write_store(
         },
     }
     head = json.loads(json.dumps(head))  # as it is when read again
-    num_groups, content = 0, _no_counts(len(head["sources"]))
-    for counts in content["splits"].values():
-        counts["shards"] = []
-    if can_go_on(place, head):
-        progress = json.loads((place / _PROGRESS).read_text())
-        num_groups, content = progress["groups"], progress["content"]
+    num_groups, content = _load_progress(place, head)
+    if num_groups:
         log(f"going on after {content['read']['documents']:,} documents")
     collected: dict[str, list[_Arrays]] = {split: [] for split in SPLITS}
 
@@ -125,6 +121,17 @@ def can_go_on(place: Path, origin: dict) -> bool:
     """Whether `place` holds the tokenizer and some shards of a store with this origin."""
     path = place / _PROGRESS
     return path.exists() and origin.items() <= json.loads(path.read_text())["head"].items()
+
+
+def _load_progress(place: Path, head: dict) -> tuple[int, dict]:
+    """How many groups are in the shards that are there, and the manifest's entries about them."""
+    if can_go_on(place, head):
+        progress = json.loads((place / _PROGRESS).read_text())
+        return progress["groups"], progress["content"]
+    content = _no_counts(len(head["sources"]))
+    for counts in content["splits"].values():
+        counts["shards"] = []
+    return 0, content
 
 
 def _no_counts(num_sources: int) -> dict:
