@@ -1,5 +1,4 @@
 import lzma
-import pickle
 import time
 from functools import partial
 from itertools import chain, pairwise
@@ -146,15 +145,6 @@ def test_batch_is_its_rows_and_they_are_the_same_again(store, layout):
     for key, array in examples.batch(indices).items():
         np.testing.assert_array_equal(array, whole[key][indices])
         np.testing.assert_array_equal(all_rows(examples)[key], whole[key])
-
-
-def test_rows_travel_to_other_processes_without_their_tokens(store):
-    examples = rows(store, "train", 64, "packed")
-    pickled = pickle.dumps(examples)
-    assert len(pickled) < 14 * examples.sizes.size + 8 * len(examples) + 2000
-    there, here = all_rows(pickle.loads(pickled)), all_rows(examples)  # noqa: S301
-    for key, array in here.items():
-        np.testing.assert_array_equal(there[key], array)
 
 
 def pack_one_by_one(widths: np.ndarray, length: int) -> list[int]:

@@ -19,6 +19,7 @@ from electra_jax.data.tokenizers.wordpiece import WordPiece
 from electra_jax.errors import UserError
 
 KINDS = ("wordpiece", "unigram", "bpe")
+NAMES = ("pad", "unk", "cls", "sep", "mask")
 SETTINGS = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
 LINES = list(chain.from_iterable(stdlib_documents()))
 START = {"wordpiece": "", "unigram": "\u2581", "bpe": "\u2581"}  # of the first piece of a word
@@ -38,23 +39,11 @@ def test_training_gives_a_useful_vocabulary(kind):
     assert tokenizer.vocab_size == len(tokenizer.vocab) == 1000
     assert tuple(tokenizer.vocab[:5]) == SPECIAL_TOKENS
     assert tokenizer.special_ids == (0, 1, 2, 3, 4)
+    assert [getattr(tokenizer, f"{name}_id") for name in NAMES] == [0, 1, 2, 3, 4]
     assert {START[kind] + "the", START[kind] + "return"} <= set(tokenizer.vocab)
     [ids] = tokenizer.encode_batch(["Return  the string."])
     assert tokenizer.decode(ids) == "return the string."
     assert tokenizer.decode([2, *ids, 3, 0]) == "[CLS] return the string. [SEP] [PAD]"
-
-
-@all_kinds
-def test_special_ids_have_names(kind):
-    tokenizer = trained(kind)
-    names = (
-        tokenizer.pad_id,
-        tokenizer.unk_id,
-        tokenizer.cls_id,
-        tokenizer.sep_id,
-        tokenizer.mask_id,
-    )
-    assert names == tokenizer.special_ids
 
 
 @all_kinds
@@ -144,13 +133,6 @@ def test_a_saved_tokenizer_loads_the_same(kind, tmp_path):
         "vocab.txt" if kind == "wordpiece" else "spm.model",
         "tokenizer_config.json",
     }
-
-
-@all_kinds
-def test_tokenizers_travel_between_processes(kind):
-    received = pickle.loads(pickle.dumps(trained(kind)))  # noqa: S301
-    assert received.hash == trained(kind).hash
-    assert received.encode_batch(LINES) == trained(kind).encode_batch(LINES)
 
 
 @all_kinds

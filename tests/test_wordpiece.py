@@ -108,14 +108,6 @@ def test_bad_vocab_file_is_named(tmp_path, content, message):
         WordPiece.from_file(path, **SETTINGS)
 
 
-def test_vocabulary_survives_saving(tmp_path):
-    saved = WordPiece([*VOCAB, "\u3000", "a\u2028b"], **CASED)
-    saved.save(tmp_path)
-    loaded = tokenizers.load(tmp_path)
-    assert loaded.vocab == saved.vocab
-    assert loaded.settings == {**CASED, "special_tokens": [*SPECIAL_TOKENS]}
-
-
 def test_rarest_characters_stay_out_of_a_trained_vocabulary():
     lines = [*["the cat sat on the mat"] * 1000, "ᚠ rune"]
     tokenizer = tokenizers.train("wordpiece", lines, 100, **SETTINGS)

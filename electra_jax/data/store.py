@@ -52,17 +52,12 @@ class Tokens:
     """The token arrays of a split's shards, as if they were one array.
 
     Args:
-      shards: arrays, or the paths of arrays on disk. Those are mapped, not read; pickled, they
-        are paths again, so that other processes map the same memory.
+      shards: arrays, or the paths of arrays on disk, which are mapped, not read.
     """
 
     def __init__(self, shards: Sequence[np.ndarray | Path]):
-        self._given = shards
         self._shards = [_mapped(shard) if isinstance(shard, Path) else shard for shard in shards]
         self._starts = np.cumsum([0] + [shard.size for shard in self._shards])
-
-    def __reduce__(self) -> tuple:
-        return Tokens, (self._given,)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
