@@ -2,6 +2,7 @@ import bz2
 import gzip
 import json
 import lzma
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,13 @@ import pytest
 import tiny_tfds
 
 from electra_jax.data import reader
-from electra_jax.data.formats import text
-from electra_jax.data.formats.base import LIMITS, Limits
+from electra_jax.data.formats import FORMATS, text
+from electra_jax.data.formats.base import LIMITS, Limits, Records
 from electra_jax.data.formats.tfds import data_set
 from electra_jax.data.reader import Documents, groups, take_apart
 from electra_jax.data.sources import parse
 from electra_jax.errors import UserError
+from electra_jax.settings import one_of, setting
 
 TEXT = "It rains.\nCome in.\n\n\n  Yes. \n"
 DOCUMENTS = [["It rains.", "Come in."], ["Yes."]]
@@ -170,6 +172,30 @@ def test_tensorflow_data_sets_are_read_without_tensorflow(tmp_path, monkeypatch)
             read(source)
 
 
+@dataclass(frozen=True)
+class Backwards(Records):
+    """A format of a test's own: a record a file, its text from right to left."""
+
+    suffixes = (".txet",)
+    case: str = setting("as it is", "of letters", one_of("as it is", "upper"))
+
+    def batches(self, name):
+        text = Path(name).read_text()[::-1]
+        yield [text.upper() if self.case == "upper" else text], 1.0
+
+
+def test_a_format_is_a_class_in_a_dictionary(tmp_path, monkeypatch):
+    monkeypatch.setitem(FORMATS, "backwards", Backwards)
+    path = tmp_path / "a.txet"
+    path.write_text(".sniar tI")
+    assert read(path) == [["It rains."]]
+    assert read(f"{path}#case=upper") == [["IT RAINS."]]
+    with pytest.raises(UserError, match=r"#documents= .*backwards; allowed: case, weight"):
+        read(f"{path}#documents=line")
+    with pytest.raises(UserError, match=r"case=lower; .*'as it is', 'upper'"):
+        read(f"{path}#case=lower")
+
+
 SOUND = b"fine\n\n"
 RECORD = b'{"text": "fine"}\n'
 # Without the time of day: part of a test's name, which must be the same in all test processes.
@@ -258,6 +284,6 @@ def test_progress_says_rate_and_time_left(tmp_path):
     path.write_text(TEXT * 50)
     messages: list[str] = []
     passed = reader.logged(groups(parse(str(path)), TINY), "read", messages.append, seconds=-1.0)
-    assert len(list(passed)) == len(messages)
+    assert len(list(passed)) == len(messages) + 1  # nothing is known after the first
     assert messages[-1].startswith("read 100%, ")
     assert messages[-1].endswith("MB/s, 0 s left")

@@ -100,7 +100,7 @@ def test_addresses_go_through_fsspec():
 @pytest.mark.parametrize(("address", "reason"), [("gs://a/b", "gcsfs"), ("xyz://a/b", "xyz")])
 def test_address_that_cannot_be_served_says_why(address, reason, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
-    with pytest.raises(UserError, match=rf"^data\.source: .*{address}: .*{reason}"):
+    with pytest.raises(UserError, match=rf"^{address}: .*{reason}"):
         inputs(parse(address))
 
 

@@ -34,7 +34,7 @@ def file_system(address: str) -> tuple[Any, str]:
     try:
         return fsspec.core.url_to_fs(address)
     except (ImportError, ValueError) as error:
-        raise UserError(f"data.source: cannot open {address}: {error}") from error
+        raise UserError(f"{address}: cannot be opened: {error}") from error
 
 
 def open_file(name: str) -> Stream:
@@ -78,28 +78,18 @@ def reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def read_bytes(path: str | Path) -> bytes:
-    """The content of a file or address, decompressed (.gz, .xz, .bz2, .zst).
-
-    Raises:
-      UserError: it cannot be read.
-    """
-    try:
-        with opened(str(path)) as (stream, _):
-            return stream.read()
-    except UNREADABLE as error:
-        raise UserError(f"{path}: cannot be read: {reason(error)}") from error
-
-
 def read_text(path: str | Path) -> str:
-    """The text of a UTF-8 file, without a byte order mark. Line ends are as in the file.
+    """The text of a UTF-8 file or address, decompressed, without a byte order mark.
 
     Raises:
       UserError: it cannot be read, or is not UTF-8; names the line.
     """
-    content = read_bytes(path).removeprefix(BOM)
     try:
+        with opened(str(path)) as (stream, _):
+            content = stream.read().removeprefix(BOM)
         return content.decode("utf-8")
+    except UNREADABLE as error:
+        raise UserError(f"{path}: cannot be read: {reason(error)}") from error
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}, line {line}: not UTF-8: {error.reason}") from error

@@ -77,10 +77,9 @@ def logged(
         before = group.done if before is None else before
         size += sum(map(_size, group.parts))
         now = time.monotonic()
-        if now - logged_at > seconds:
+        if now - logged_at > seconds and group.done > before:
             logged_at = now
-            share = (group.done - before) / max(1e-9, 1 - before)
-            left = (now - started) * (1 - share) / max(1e-9, share)
+            left = (now - started) * (1 - group.done) / (group.done - before)
             rate = size / 1e6 / (now - started)
             log(f"{what} {group.done:.0%}, {rate:.1f} MB/s, {left:.0f} s left")
 

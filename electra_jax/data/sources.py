@@ -149,7 +149,7 @@ def _files(location: str) -> list[tuple[str, int]]:
         try:
             entries = system.glob(path, detail=True)
         except Exception as error:  # of whatever serves the address
-            raise UserError(f"data.source: cannot list {location}: {error}") from error
+            raise UserError(f"{location}: cannot be listed: {error}") from error
         files = [
             (system.unstrip_protocol(name), entry["size"])
             for name, entry in sorted(entries.items())

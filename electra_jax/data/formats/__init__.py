@@ -1,4 +1,4 @@
-"""The formats that text is read from, a file for each."""
+"""The formats that text is read from: a file for each, and a line in `FORMATS`."""
 
 from electra_jax.data.formats.base import Format
 from electra_jax.data.formats.docstrings import Docstrings

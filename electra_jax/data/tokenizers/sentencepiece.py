@@ -52,9 +52,7 @@ class SentencePiece(Tokenizer):
 
     Args:
       model: content of a `.model` file.
-      special_tokens: names of padding, unknown, start, end and mask token.
-      lower_case: whether text is lower-cased.
-      strip_accents: whether accents are removed. As in ELECTRA, only when lower-casing, too.
+      special_tokens, lower_case, strip_accents: see `tokenizers.trainer`.
 
     Raises:
       UserError: the model is none, or has fewer tokens for the five names.

@@ -26,9 +26,7 @@ class WordPiece(Tokenizer):
 
     Args:
       vocab: the tokens; a token's place is its id. Holds all special tokens, no duplicates.
-      special_tokens: names of padding, unknown, start, end and mask token.
-      lower_case: whether text is lower-cased.
-      strip_accents: whether accents are removed. As in ELECTRA, only when lower-casing, too.
+      special_tokens, lower_case, strip_accents: see `tokenizers.trainer`.
       max_word_chars: longer words become the unknown token. ELECTRA has 200, Hugging Face 100.
     """
 
