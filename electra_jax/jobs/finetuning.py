@@ -39,6 +39,7 @@ from electra_jax.finetune.tasks.base import TRAIN, Task
 from electra_jax.interop.pretrained import Pretrained, load_encoder
 from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.modeling.params import Params, path_name
+from electra_jax.monitoring.display import log_line
 from electra_jax.monitoring.writer import read_metrics
 from electra_jax.run.interruption import Interruption
 from electra_jax.run.workdir import RESULTS, check, steps_in, write_run_files
@@ -46,7 +47,7 @@ from electra_jax.settings import field
 from electra_jax.sharding.mesh import make_mesh
 from electra_jax.training import loop
 from electra_jax.training.checkpoint import Checkpoints, restore_params
-from electra_jax.training.loop import IsStopped, Job, log_line
+from electra_jax.training.job import Data, Evaluator, IsStopped, Job, describe_step
 from electra_jax.training.optimizer import OptimizerConfig
 from electra_jax.training.prediction import make_predict
 from electra_jax.training.program import Program, make_trials_program, program_of
@@ -61,7 +62,7 @@ class Work:
     Attributes:
       rows: to train on.
       num_examples: that they are from.
-      batches: (seed, first step, (i, n)) to batches, see `Job.batches`.
+      batches: (seed, first step, (i, n)) to batches, see `Data.batches`.
     """
 
     task: Task
@@ -227,16 +228,17 @@ def run_trial(
     """One seed: train, then predict and score all splits."""
     newest: Predictions = {}
 
-    def evaluate(_, params: Params, is_stopped: IsStopped) -> dict[str, float] | None:
+    def evaluate(params: Params, is_stopped: IsStopped) -> dict[str, float] | None:
         return evaluate_trial(work, params, newest, is_stopped)
 
-    job = make_job(work, program, (config.seed,), evaluate, config.checkpoint.keep_best)
-    job = dataclasses.replace(job, patience=config.patience)
+    judge = {"keep_best": config.checkpoint.keep_best, "patience": config.patience}
+    job = make_job(work, program, (config.seed,), evaluate, **judge)
     state = loop.run(config, workdir, job, interruption)
     step, params = int(state.step), state.params
     if config.checkpoint.keep_best:
-        step = best_step(workdir, job.keep_best)
-        log_line(f"predicting with step {step:,}, the best by {job.keep_best}")
+        metric = job.evaluator.keep_best
+        step = best_step(workdir, metric)
+        log_line(f"predicting with step {step:,}, the best by {metric}")
         _, best = restore_params(workdir / "checkpoints", step)
         params = jax.device_put(best, jax.tree.map(lambda x: x.sharding, params))
         newest.clear()
@@ -264,7 +266,7 @@ def run_together(
     seeds = tuple(config.seed + number for number in group)
     newest: list[Predictions] = [{} for _ in group]
 
-    def evaluate(_, params: Params, is_stopped: IsStopped) -> dict[str, float] | None:
+    def evaluate(params: Params, is_stopped: IsStopped) -> dict[str, float] | None:
         """Means over the trials."""
         trials = []
         for place, known in enumerate(newest):
@@ -277,17 +279,16 @@ def run_together(
     program = make_trials_program(
         work.mesh, work.objective, work.optimizer, seeds, config.num_microbatches
     )
-    job = make_job(work, program, seeds, evaluate, keep_best=False)
+    job = make_job(work, program, seeds, evaluate)
     together = workdir / f"trials_{group[0]}_to_{group[-1]}"
     state = loop.run(config, together, job, interruption)
     for place, number in enumerate(group):
         own, path = trial_config(config, number), workdirs[number]
         of_one = one_of(state, place=place)
-        with Checkpoints(path / "checkpoints", job.data_hash, keep=1) as checkpoints:
-            if checkpoints.latest_step() is None:
-                checkpoints.save(int(of_one.step), of_one, {}, {})
+        with Checkpoints(path / "checkpoints", job.data.hash, keep=1) as checkpoints:
+            checkpoints.save(int(of_one.step), of_one, {}, {})
         if jax.process_index() == 0:
-            write_run_files(own, path, job.tokenizer, job.facts)
+            write_run_files(own, path, job.data.tokenizer, job.facts)
         finish(work, path, own.seed, int(of_one.step), of_one.params, newest[place])
 
 
@@ -327,7 +328,8 @@ def make_job(
     program: Program,
     seeds: Sequence[int],
     evaluate: Callable[..., dict[str, float] | None],
-    keep_best: bool,
+    keep_best: bool = False,
+    patience: int = 0,
 ) -> Job:
     """What the loop is to do for one seed, or for several at once; `program` has them, too."""
     rows, num_steps = work.rows, work.optimizer.num_steps
@@ -351,24 +353,24 @@ def make_job(
             "epochs": f"{num_steps * batch_size / len(rows):.2f}",
         }
         | {split.name: f"{len(split.examples):,} examples" for split in work.evaluation.splits},
-        "step": loop.describe_step(
-            round(batch_size * rows.mean_width) * len(seeds), flops_per_token
-        ),
+        "step": describe_step(round(batch_size * rows.mean_width) * len(seeds), flops_per_token),
     }
+    tokenizer = work.pretrained.tokenizer
     return Job(
         objective=work.objective,
-        num_steps=num_steps,
         program=program,
-        tokenizer=work.pretrained.tokenizer,
-        data_hash=content_hash(arrays, work.pretrained.tokenizer),
-        batches=batches,
-        evaluate=evaluate,
+        num_steps=num_steps,
+        data=Data(tokenizer, content_hash(arrays, tokenizer), batches),
+        evaluator=Evaluator(
+            run=evaluate,
+            metrics={**work.objective.metrics, **work.task.metrics},
+            keep_best=f"eval/{work.task.main_metric}" if keep_best else "",
+            patience=patience,
+        ),
         initial={path_name(path): x for path, x in initial},
         facts=facts,
         flops_per_token=flops_per_token,
-        metrics={**work.objective.metrics, **work.task.metrics},
         check=check_workdir,
-        keep_best=f"eval/{work.task.main_metric}" if keep_best else "",
     )
 
 
