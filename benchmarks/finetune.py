@@ -20,7 +20,7 @@ from electra_jax.finetune.config import get_config, make_task
 from electra_jax.finetune.heads.sentence import Regression, SentenceHead
 from electra_jax.interop.pretrained import load_encoder
 from electra_jax.jobs import finetuning
-from electra_jax.training.loop import Job
+from electra_jax.training.job import Job
 from electra_jax.training.program import Program
 
 FLAGS = flags.FlagValues()
@@ -111,7 +111,7 @@ def main() -> None:
     ours, theirs = our_step(job.program), torch_step(config, task.head)
     widths = job.facts["data"]["padded to"].split(" or ")
     started, compiled = time.perf_counter(), set()
-    for batch in job.batches(0, (0, 1)):
+    for batch in job.data.batches(0, (0, 1)):
         if len(compiled) == len(widths):
             break
         if batch["input_ids"].shape not in compiled:
@@ -120,8 +120,8 @@ def main() -> None:
     compiling = time.perf_counter() - started
     print(f"{TASK.value}: compiled for {', '.join(widths)} tokens in {compiling:.1f} s")
     steps = {
-        "electra_jax": (ours, job.batches(0, (0, 1))),
-        "PyTorch": (theirs, shuffled.batches(0, (0, 1))),
+        "electra_jax": (ours, job.data.batches(0, (0, 1))),
+        "PyTorch": (theirs, shuffled.data.batches(0, (0, 1))),
     }
     seconds = dict.fromkeys(steps, 0.0)
     for number in range(STEPS.value + 2):

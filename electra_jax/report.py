@@ -9,11 +9,16 @@ Training writes the report of a run at every evaluation. A run that is going on,
 some of its files, has a report of what there is, with a note about what is missing.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
+from electra_jax import objectives
 from electra_jax.errors import UserError
+from electra_jax.finetune import config as finetuning
+from electra_jax.objectives.metrics import Metric
 from electra_jax.reporting.page import write_comparison, write_report
 
 
@@ -28,9 +33,15 @@ def main() -> None:
     if output and output.suffix not in (".html", ".htm"):
         raise UserError(f"--output is {output}; allowed: a file that ends in .html")
     if len(workdirs) == 1:
-        print(write_report(workdirs[0], output))
+        print(write_report(workdirs[0], metrics_of, output))
     else:
-        print(write_comparison(workdirs, output or Path("comparison.html")))
+        print(write_comparison(workdirs, metrics_of, output or Path("comparison.html")))
+
+
+def metrics_of(config: Mapping[str, Any]) -> Mapping[str, Metric]:
+    """What the parts of the run with this configuration say of their metrics."""
+    of_task = finetuning if config.get("task") == "finetune" else objectives
+    return of_task.metrics_of(config)
 
 
 if __name__ == "__main__":

@@ -134,6 +134,19 @@ def to_config(settings: Mapping[str, Setting]) -> ConfigDict:
     return config.lock()
 
 
+def restored(stored: Mapping[str, Any], settings: Mapping[str, Setting]) -> ConfigDict:
+    """A configuration that was stored as JSON, by an older or newer version.
+
+    What it lacks has its default; what is no setting is passed over.
+
+    Raises:
+      TypeError, ValueError: a value is of another type than the setting.
+    """
+    config, values = to_config(settings), flatten(ConfigDict(stored))
+    config.update_from_flattened_dict({x: values[x] for x in values if x in settings})
+    return config
+
+
 def check_values(config: ConfigDict, settings: Mapping[str, Setting]) -> None:
     """Check every value alone.
 

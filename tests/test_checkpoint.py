@@ -13,8 +13,10 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from electra_jax.errors import UserError
+from electra_jax.objectives.electra import ReplacedTokenDetection
 from electra_jax.sharding.mesh import make_mesh
 from electra_jax.training.checkpoint import Checkpoints, restore_params
+from electra_jax.training.job import Evaluator
 from electra_jax.training.program import make_program
 from electra_jax.training.step import TrainState
 
@@ -57,6 +59,10 @@ def assert_same(found: TrainState | dict, expected: TrainState | dict) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, strict=True, err_msg=name)
+
+
+def judge(metric: str) -> Evaluator:
+    return Evaluator(print, ReplacedTokenDetection.metrics, keep_best=metric)
 
 
 def steps(directory: Path) -> list[int]:
@@ -115,16 +121,13 @@ def test_newest_are_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "metric, sign, values, best",
-    [
-        ("eval/rtd_auc", 1, (0.5, 0.9, 0.7, 0.6, 0.8), 2),
-        ("eval/loss", -1, (5.0, 4.0, 2.0, 3.0, 6.0), 3),
-    ],
+    "metric, values, best",
+    [("eval/rtd_auc", (0.5, 0.9, 0.7, 0.6, 0.8), 2), ("eval/loss", (5.0, 4.0, 2.0, 3.0, 6.0), 3)],
 )
-def test_best_is_kept_beside_the_newest_even_after_resuming(metric, sign, values, best, tmp_path):
+def test_best_is_kept_beside_the_newest_even_after_resuming(metric, values, best, tmp_path):
     state = make_state(abstract_state("1 device"))
     for first, last in ((1, 4), (4, 6)):
-        with Checkpoints(tmp_path, "hash", keep=1, keep_best=metric, sign=sign) as checkpoints:
+        with Checkpoints(tmp_path, "hash", keep=1, score=judge(metric).score) as checkpoints:
             for step in range(first, last):
                 checkpoints.save(step, state, {metric: values[step - 1]}, {})
     assert steps(tmp_path) == sorted({best, 5})
@@ -136,7 +139,7 @@ def test_checkpoints_without_the_metric_are_not_the_best(tmp_path):
     with Checkpoints(tmp_path, "hash", keep=2) as checkpoints:
         checkpoints.save(1, state, {}, {})
         checkpoints.save(2, state, {"eval/rtd_auc": 0.9}, {})
-    with Checkpoints(tmp_path, "hash", keep=1, keep_best="eval/rtd_auc") as checkpoints:
+    with Checkpoints(tmp_path, "hash", keep=1, score=judge("eval/rtd_auc").score) as checkpoints:
         for step, metrics in {3: {"eval/rtd_auc": 0.1}, 4: {}, 5: {}}.items():
             checkpoints.save(step, state, metrics, {})
     assert steps(tmp_path) == [3, 5]

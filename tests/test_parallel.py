@@ -20,7 +20,7 @@ from electra_jax.config import model_config
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import structure
 from electra_jax.modeling.params import path_name
-from electra_jax.monitoring.progress import compilations
+from electra_jax.monitoring.rates import compilations
 from electra_jax.objectives import masking
 from electra_jax.sharding.mesh import make_mesh, share_of_rows
 from electra_jax.sharding.rules import RULES, partition_spec

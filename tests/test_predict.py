@@ -3,6 +3,7 @@
 The runs are never trained: what is compared are numbers that follow from their parameters.
 """
 
+import html
 import io
 import json
 import re
@@ -24,11 +25,11 @@ from electra_jax.data.store import TokenStore
 from electra_jax.data.tokenizers.base import encode_with_special_tokens
 from electra_jax.finetune import config as finetuning
 from electra_jax.finetune.encoding import encode_texts
-from electra_jax.inference import serving
 from electra_jax.jobs import pretraining
 from electra_jax.objectives import make_objective
 from electra_jax.objectives.base import context
 from electra_jax.reporting import gallery
+from electra_jax.reporting.page import texts_page
 from electra_jax.run.workdir import write_run_files
 from electra_jax.sharding.mesh import make_mesh
 from electra_jax.training.checkpoint import Checkpoints
@@ -216,10 +217,10 @@ def test_page_and_terminal_show_hostile_text_as_text(pretrained, monkeypatch, ca
     token |= {"original": "<script>", "proposals": [("&", 0.5)]}
     assert "\x1b[31m" not in gallery.as_terminal([token]).removeprefix("\x1b[38;5;16;48;5;202m")
     assert "\\u001b[31m" in gallery.as_terminal([token])
-    page = serving.page([{"tokens": [token]}])
+    page = texts_page([[token]])
     body = page[page.index("<section>") :]
     assert "<b>\x1b" not in body and "<script>" not in body
-    assert "&lt;b&gt;\\u001b[31m\\u202e&quot;&#x27;" in body
+    assert "<b>\\u001b[31m\\u202e\"'" in html.unescape(body)
     assert "replaces <b>&lt;script&gt;</b>" in body
     (tmp_path / "in.txt").write_text("<script>alert(1)</script>")
     flags = [f"--workdir={pretrained[0]}", "--mode=detect", f"--input={tmp_path / 'in.txt'}"]

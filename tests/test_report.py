@@ -1,107 +1,153 @@
+"""The report of a run and the comparison of several, from their directories alone."""
+
 import json
 import re
+import shutil
+import subprocess
 import sys
+import zipfile
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from electra_jax import cli
 from electra_jax.errors import UserError
+from electra_jax.objectives import ADVERSARIAL, OBJECTIVES
+from electra_jax.objectives.metrics import Metric
 from electra_jax.report import main as report_command
-from electra_jax.reporting.page import AXES, FIGURES, read_run, write_report
+from electra_jax.reporting import page
+from electra_jax.reporting.figures import AXES
+from electra_jax.reporting.run import read_run
 
 MLM = {"mlm_loss": 3.0, "mlm_accuracy": 0.5}
-RTD = {
-    "sampled_mlm_accuracy": 0.3,
-    "rtd_loss": 0.2,
-    "rtd_accuracy": 0.9,
-    "rtd_auc": 0.95,
-    "rtd_precision": 0.8,
-    "rtd_recall": 0.6,
-    "replaced_fraction": 0.1,
-}
-OTHERS = {
-    "reconstruction_loss": 1.5,
-    "reconstruction_accuracy": 0.7,
-    "copy_rate": 0.8,
-    "reward": 0.4,
-    "baseline_loss": 0.6,
-}
+RTD = {"sampled_mlm_accuracy": 0.3, "rtd_loss": 0.2, "rtd_accuracy": 0.9, "rtd_auc": 0.95}
+RTD |= {"rtd_precision": 0.8, "rtd_recall": 0.6, "replaced_fraction": 0.1}
+OTHERS = {"reconstruction_loss": 1.5, "reconstruction_accuracy": 0.7, "copy_rate": 0.8}
+OTHERS |= {"reward": 0.4, "baseline_loss": 0.6, "policy_loss": 0.1}
 SPEED = {"learning_rate": 1e-4, "grad_norm": 1.0, "tokens_per_second": 1234.0, "mfu": 0.4}
+SPEED |= {"input_wait": 0.1, "skipped_updates": 0.0}
+LISTED = {
+    name: metric
+    for kind in (*OBJECTIVES.values(), *ADVERSARIAL.values())
+    for name, metric in kind.metrics.items()
+}
+HOSTILE = """<script>alert("x")</script>'&\x1b\u202e"""
+SHOWN = """<script>alert("x")</script>'&\\u001b\\u202e"""
+
+
+def listed(config: dict) -> dict[str, Metric]:
+    return LISTED
 
 
 class Page(HTMLParser):
-    """Gathers what the tests look at, and fails on elements that are not closed in order."""
+    """Gathers what the tests look at, and fails on elements that are not closed in order.
 
-    def __init__(self, text):
+    Attributes:
+      texts: by tag and class, such as `p.text`, all that stands in such elements.
+      rows: the cells of each row of a table.
+    """
+
+    def __init__(self, path: Path):
         super().__init__()
-        self.tags, self.links, self.ids, self.captions, self.open = [], [], [], [], []
-        self.feed(text)
+        self.tags, self.links, self.ids, self.styles = set(), [], [], []
+        self.rows: list[list[str]] = []
+        self.texts: dict[str, list[str]] = {}
+        self.open: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
         assert self.open == []
+        self.captions = self.texts.get("figcaption", [])
+        self.table = {head: cells for head, *cells in self.rows}
 
     def handle_startendtag(self, tag, attributes):
-        self.tags.append(tag)
-        self.links += [value for name, value in attributes if name in ("src", "href", "xlink:href")]
-        self.ids += [value for name, value in attributes if name == "id"]
+        given = dict(attributes)
+        self.tags.add(tag)
+        self.links += [given[name] for name in ("src", "href", "xlink:href") if name in given]
+        self.ids += [given["id"]] if "id" in given else []
+        self.styles += [given["style"]] if tag == "span" and "style" in given else []
 
     def handle_starttag(self, tag, attributes):
         self.handle_startendtag(tag, attributes)
-        if tag not in ("meta", "br", "input"):
-            self.open.append(tag)
+        if tag in ("meta", "br", "input"):
+            return
+        self.open.append(f"{tag} {dict(attributes).get('class', '')}".strip())
+        self.texts.setdefault(self.open[-1], []).append("")
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("th", "td"):
+            self.rows[-1].append("")
 
     def handle_endtag(self, tag):
-        assert self.open.pop() == tag
+        assert self.open.pop().split()[0] == tag
 
     def handle_data(self, data):
-        if self.open and self.open[-1] == "figcaption":
-            self.captions.append(data)
+        for element in self.open:
+            self.texts[element][-1] += data
+        if {"th", "td"} & {*self.open}:
+            self.rows[-1][-1] += data
 
 
-def rows(metrics, splits=("train/", "eval/")):
+def tiles(text: str) -> dict[str, str]:
+    return {label: number for number, label in re.findall(r"<b>(.*?)</b><span>(.*?)</span>", text)}
+
+
+def rows(metrics: dict, splits=("train/", "eval/")) -> list[dict]:
     result = []
     for step in (100, 200):
         if "train/" in splits:
-            values = {f"train/{name}": value for name, value in metrics.items()}
+            values = {
+                f"train/{name}": value for name, value in metrics.items() if name != "rtd_auc"
+            }
             result.append({"step": step} | values | SPEED)
         if "eval/" in splits:
             result.append({"step": step} | {f"eval/{name}": v for name, v in metrics.items()})
     return result
 
 
-def report(workdir, metrics, config=None, facts=None):
-    (workdir / "config.json").write_text(json.dumps(config or {"seed": 1}))
-    if facts is not None:
-        (workdir / "facts.json").write_text(json.dumps(facts))
+def run_of(workdir: Path, metrics=None, config=None, facts=None, samples=None) -> Path:
+    """A run directory with these files; contents that are text are written as they are."""
+    workdir.mkdir(exist_ok=True)
+    content = {"config.json": config or {"seed": 1}, "facts.json": facts, "samples.json": samples}
+    for name, value in content.items():
+        if value is not None:
+            text = value if isinstance(value, str) else json.dumps(value)
+            (workdir / name).write_text(text, encoding="latin-1")
     if metrics is not None:
-        lines = "".join(json.dumps(row) + "\n" for row in metrics)
-        (workdir / "metrics.jsonl").write_text(lines)
-    path = write_report(workdir)
+        text = "".join(json.dumps(row) + "\n" for row in metrics)
+        (workdir / "metrics.jsonl").write_text(text)
+    return workdir
+
+
+def report(workdir: Path, *parts, **files) -> Page:
+    path = page.write_report(run_of(workdir, *parts, **files), listed)
     assert path == workdir / "report.html"
-    return path.read_text(encoding="utf-8")
-
-
-def tiles(text):
-    return {
-        label: number
-        for number, label in re.findall(r'"tile"><b>(.*?)</b><span>(.*?)</span>', text)
-    }
+    return Page(path)
 
 
 @pytest.fixture(scope="module")
-def full_run(tmp_path_factory):
+def full_run(tmp_path_factory) -> Path:
     workdir = tmp_path_factory.mktemp("full_run")
     report(workdir, [*rows(MLM | RTD | OTHERS), {"step": 300, "eval/mlm_loss": 2.25}])
     return workdir
 
 
-@pytest.fixture(scope="module")
-def full_page(full_run):
-    return (full_run / "report.html").read_text(encoding="utf-8")
-
-
-def test_a_full_run_shows_every_figure_and_the_last_evaluation(full_page):
-    assert Page(full_page).captions == list(FIGURES)
-    assert tiles(full_page) == {
+def test_a_full_run_shows_every_figure_and_the_last_evaluation(full_run):
+    text = (full_run / "report.html").read_text()
+    assert Page(full_run / "report.html").captions == [
+        "Masked language modeling loss (nats)",
+        "Accuracy",
+        "Replaced token detection loss (nats)",
+        "Replaced token detection AUC",
+        "Detection of replaced tokens",
+        "Reconstruction loss (nats)",
+        "Reconstruction",
+        "Policy gradient (nats)",
+        "Learning rate",
+        "Gradient norm",
+        "Tokens per second",
+        "Model FLOPs utilization",
+    ]
+    assert tiles(text) == {
         "MLM loss": "2.250",
         "MLM accuracy": "50.0%",
         "RTD AUC": "0.950",
@@ -111,197 +157,172 @@ def test_a_full_run_shows_every_figure_and_the_last_evaluation(full_page):
         "tokens per second": "1,234",
         "steps": "300",
     }
-    assert "held-out data at step 300" in full_page
+    assert "held-out data at step 300" in text
+    for curve in ("MLM accuracy, sampled, training", "RTD accuracy, held-out", "held-out"):
+        assert f"> {curve}<" in text
+
+
+def test_metrics_that_nobody_describes_are_drawn_under_their_names(tmp_path):
+    path = page.write_report(
+        run_of(tmp_path, rows({"mlm_loss": 3.0, "new_thing": 1})), lambda _: {}
+    )
+    assert Page(path).captions[-2:] == ["Mlm loss", "New thing"]
+
+
+def test_a_metric_from_elsewhere_is_shown_as_it_describes_itself(tmp_path):
+    surprise = Metric("surprise", "bits", tile="{:.2f}", figure="How surprising")
+    workdir = run_of(tmp_path, rows({"surprise": 1.25}), config={"objective": "toy"})
+    path = page.write_report(workdir, lambda config: {"surprise": surprise})
+    assert "How surprising (bits)" in Page(path).captions
+    assert tiles(path.read_text())["surprise"] == "1.25"
 
 
 def test_config_and_facts_are_escaped_and_dotted(tmp_path):
-    hostile = """<script>alert("x")</script>'&"""
-    text = report(
-        tmp_path,
-        rows(MLM),
-        config={"data": {"source": hostile, hostile: 1, "mixture": [hostile], "options": {}}},
-        facts={"devices": {"kind": hostile}, "tokens": 17},
-    )
-    page = Page(text)
-    assert "script" not in page.tags
-    escaped = "&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt;&#x27;&amp;"
-    assert f'<th scope="row">data.source</th><td>{escaped}</td>' in text
-    assert f'<th scope="row">data.{escaped}</th><td>1</td>' in text
-    assert f'<th scope="row">devices.kind</th><td>{escaped}</td>' in text
-    assert '<th scope="row">tokens</th><td>17</td>' in text
-    assert '<th scope="row">data.options</th><td>{}</td>' in text
+    config = {"data": {"source": HOSTILE, HOSTILE: 1, "mixture": [HOSTILE], "options": {}}}
+    facts = {"devices": {"kind": HOSTILE}, "tokens": 17}
+    found = report(tmp_path, rows(MLM), config=config, facts=facts)
+    assert "script" not in found.tags
+    assert found.table["data.source"] == [SHOWN]
+    assert found.table[f"data.{SHOWN}"] == ["1"]
+    assert found.table["devices.kind"] == [SHOWN]
+    assert found.table["tokens"] == ["17"]
+    assert found.table["data.options"] == ["{}"]
 
 
 def test_the_name_of_the_run_is_escaped(tmp_path):
-    workdir = tmp_path / "<img src=x>"
-    workdir.mkdir()
-    assert "img" not in Page(report(workdir, rows(MLM))).tags
+    assert "img" not in report(tmp_path / "<img src=x>", rows(MLM)).tags
 
 
-def test_the_page_loads_nothing(full_page):
-    page = Page(full_page)
-    assert page.links
-    assert all(link.startswith("#") for link in page.links)
-    assert not {"script", "link", "img", "iframe"} & set(page.tags)
-    assert "@import" not in full_page
-    assert all(target.startswith("#") for target in re.findall(r"url\((.*?)\)", full_page))
-    addresses = set(re.findall(r"https?://[^\"]*", full_page))
+def test_the_page_loads_nothing(full_run):
+    found, text = Page(full_run / "report.html"), (full_run / "report.html").read_text()
+    assert "default-src 'none'" in text
+    assert found.links
+    assert all(link.startswith("#") for link in found.links)
+    assert not {"script", "link", "img", "iframe"} & found.tags
+    assert "@import" not in text
+    assert all(target.startswith("#") for target in re.findall(r"url\((.*?)\)", text))
+    addresses = set(re.findall(r"https?://[^\"]*", text))
     assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
 
 
-def test_figures_do_not_share_element_ids(full_page):
-    page = Page(full_page)
-    assert len(set(page.ids)) == len(page.ids)
-    references = {link[1:] for link in page.links} | set(re.findall(r"url\(#(.*?)\)", full_page))
-    assert references <= set(page.ids)
+def test_figures_do_not_share_element_ids(full_run):
+    found, text = Page(full_run / "report.html"), (full_run / "report.html").read_text()
+    assert len(set(found.ids)) == len(found.ids)
+    references = {link[1:] for link in found.links} | set(re.findall(r"url\(#(.*?)\)", text))
+    assert references <= set(found.ids)
 
 
-def test_the_same_run_gives_the_same_page(full_run, full_page):
-    assert write_report(full_run).read_text(encoding="utf-8") == full_page
+def test_the_same_run_gives_the_same_page(full_run):
+    before = (full_run / "report.html").read_text()
+    assert page.write_report(full_run, listed).read_text() == before
 
 
 def test_a_run_without_discriminator_shows_no_detection(tmp_path):
-    text = report(tmp_path, rows(MLM))
-    assert tiles(text).keys() == {"MLM loss", "MLM accuracy", "tokens per second", "steps"}
-    assert Page(text).captions == [
-        "Masked language modelling loss (nats)",
-        "Accuracy",
-        "Learning rate",
-        "Gradient norm",
-        "Tokens per second",
-        "Model FLOPs utilisation",
-    ]
+    found = report(tmp_path, rows(MLM))
+    assert tiles((tmp_path / "report.html").read_text()).keys() == {
+        *("MLM loss", "MLM accuracy", "tokens per second", "steps")
+    }
+    assert not any("token" in caption and "second" not in caption for caption in found.captions)
 
 
 def test_a_run_without_evaluation_says_so(tmp_path):
-    text = report(tmp_path, rows(MLM | RTD | OTHERS, splits=("train/",)))
-    assert "No evaluation has been logged yet" in text
-    assert tiles(text).keys() == {"tokens per second", "steps"}
-    assert Page(text).captions == list(FIGURES)
+    found = report(tmp_path, rows(MLM | RTD | OTHERS, splits=("train/",)))
+    assert "No evaluation" in found.texts["header"][0]
+    assert tiles((tmp_path / "report.html").read_text()).keys() == {"tokens per second", "steps"}
+    assert len(found.captions) == 11  # all but that of the AUC
 
 
 def test_an_evaluation_alone_is_shown(tmp_path):
-    text = report(tmp_path, rows(MLM, splits=("eval/",)))
-    assert tiles(text).keys() == {"MLM loss", "MLM accuracy", "steps"}
+    report(tmp_path, rows(MLM, splits=("eval/",)))
+    found = tiles((tmp_path / "report.html").read_text())
+    assert found.keys() == {"MLM loss", "MLM accuracy", "steps"}
 
 
 @pytest.mark.parametrize("metrics", [None, []])
 def test_a_run_without_metrics_says_so(tmp_path, metrics):
-    text = report(tmp_path, metrics)
-    assert "No metrics have been logged yet" in text
-    assert Page(text).captions == []
-    assert '<th scope="row">seed</th>' in text
+    found = report(tmp_path, metrics)
+    assert "No metrics" in found.texts["header"][0]
+    assert found.captions == []
+    assert found.table["seed"] == ["1"]
 
 
 def test_a_directory_without_config_is_refused(tmp_path):
-    with pytest.raises(
-        UserError, match=r"config\.json not found: .* is not the directory of a run"
-    ):
-        write_report(tmp_path)
+    with pytest.raises(UserError, match=rf"{tmp_path}/config\.json not found"):
+        page.write_report(tmp_path, listed)
 
 
 def test_a_malformed_configuration_is_refused_by_name(tmp_path):
-    (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match=r"config\.json"):
-        write_report(tmp_path)
+        report(tmp_path, config="{")
 
 
-@pytest.mark.parametrize("content", ["[1]", "{", '{"step": 3}', b"\xff".decode("latin-1")])
+@pytest.mark.parametrize("content", ["[1]", "{", '{"step": 3}', "\xff"])
 def test_malformed_facts_are_left_out_with_a_note(tmp_path, content):
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "facts.json").write_text(content, encoding="latin-1")
-    text = write_report(tmp_path).read_text()
-    assert ("There is no readable facts.json" in text) == (content != '{"step": 3}')
+    note = report(tmp_path, facts=content).texts["header"][0]
+    assert ("no readable facts.json" in note) == (content != '{"step": 3}')
 
 
 def test_lines_without_finite_numbers_are_left_out_and_counted(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
     lines = ['{"step": 1, "eval/loss": 2.5}', '{"step": 2, "eval/loss": NaN}']
     lines += [f'{{"step": 3, "eval/loss": 1{400 * "0"}}}', '{"step": 4, "eval/loss": -Infinity}']
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    text = write_report(tmp_path).read_text()
-    assert "cannot be read, 3 in number" in text and "<b>nan" not in text
-
-
-def test_the_output_is_a_page_or_nothing_is_written(tmp_path, monkeypatch):
-    (tmp_path / "config.json").write_text("{}")
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("")
-    monkeypatch.setattr(sys, "argv", ["report", str(tmp_path), f"--output={path}"])
-    with pytest.raises(UserError, match=r"--output is .*metrics\.jsonl; allowed: .* \.html"):
-        report_command()
-    assert path.read_text() == ""
-
-
-HOSTILE = """<script>alert("x")</script>'&\x1b\u202e"""
+    lines += ["\xff\x00", '{"step": 300, "eval/mlm_loss": 2.25}', '{"step": 1, "a": "b"}', '{"st']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines), encoding="latin-1")
+    assert "cannot be read, 6 in number" in report(tmp_path).texts["header"][0]
+    assert tiles((tmp_path / "report.html").read_text()) == {"MLM loss": "2.250", "steps": "300"}
 
 
 def samples(**changes) -> dict:
     token = {"token": "##ing", "starts_word": False, "probability": 0.25}
     asked = {"token": HOSTILE, "starts_word": True, "probability": 0.93, "original": "a"}
     asked |= {"proposals": [["the", 0.5], [HOSTILE, 0.25]]}
-    return {"step": 200, "texts": [[asked, token]], **changes}
+    same = {"token": "a", "starts_word": True, "probability": 0, "original": "a", "proposals": []}
+    return {"step": 200, "texts": [[asked, token, same], []], **changes}
 
 
 def test_the_gallery_shades_tokens_and_shows_hostile_ones_as_text(tmp_path):
-    (tmp_path / "samples.json").write_text(json.dumps(samples()))
-    text = report(tmp_path, rows(MLM | RTD))
-    page = Page(text)
-    assert not {"script", "img"} & set(page.tags)
-    escaped = "&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt;&#x27;&amp;\\u001b\\u202e"
-    assert f'class="token asked replaced" tabindex="0" style="--p:0.93">{escaped}<' in text
-    assert f"<b>{escaped}</b>: replaced with probability 93%<br>replaces <b>a</b>" in text
-    assert f"the generator proposes the 50%, {escaped} 25%" in text
-    assert 'style="--p:0.25">ing<' in text
-    assert "at step 200" in text
-    assert "\x1b" not in text
+    found = report(tmp_path, rows(MLM | RTD), samples=samples())
+    assert not {"script", "img"} & found.tags
+    (text,) = found.texts["p text"]
+    replaced, plain, same = found.texts["span tip"]
+    assert text.lstrip() == f"{SHOWN}{replaced}ing{plain} a{same}"
+    assert replaced.startswith(f"{SHOWN}: replaced with probability 93%replaces a")
+    assert replaced.endswith(f"the 50%, {SHOWN} 25%")
+    assert plain == "##ing: replaced with probability 25%"
+    assert "not replaced" in same
+    assert found.styles == ["--p:0.93", "--p:0.25", "--p:0.00"]
+    assert [
+        len(found.texts[f"span token{kind}"]) for kind in (" asked replaced", "", " asked")
+    ] == [1] * 3
+    assert "at step 200" in "".join(found.texts["section"])
+    assert "\x1b" not in (tmp_path / "report.html").read_text()
 
 
 def test_the_gallery_ends_somewhere(tmp_path):
-    (tmp_path / "samples.json").write_text(json.dumps(samples(texts=samples()["texts"] * 900)))
-    assert report(tmp_path, rows(MLM)).count('tabindex="0"') == 1000
+    found = report(tmp_path, rows(MLM), samples=samples(texts=samples()["texts"] * 900))
+    assert len(found.styles) == 1000
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", '{"step": 3}', '{"step": 3, "texts": [[{}]]}'])
+@pytest.mark.parametrize(
+    "content",
+    [*("{", "[1]", '{"step": 3}', '{"step": 3, "texts": [[{}]]}'), samples(step="<b>")],
+)
 def test_damaged_samples_are_left_out_with_a_note(tmp_path, content):
-    (tmp_path / "samples.json").write_text(content)
-    text = report(tmp_path, rows(MLM))
-    assert "samples.json cannot be read" in text
-    assert "Held-out texts" not in text
+    found = report(tmp_path, rows(MLM), samples=content)
+    assert "samples.json cannot be read" in found.texts["header"][0]
+    assert "h2" not in found.tags
 
 
-def test_damaged_metrics_give_a_partial_report_with_a_note(tmp_path):
-    report(tmp_path, rows(MLM))
-    with (tmp_path / "metrics.jsonl").open("ab") as file:
-        file.write(b'\xff\x00\n{"step": 300, "eval/mlm_loss": 2.25}\n{"step": 1, "a": "b"}\n{"st')
-    text = write_report(tmp_path).read_text()
-    assert "lines of metrics.jsonl that cannot be read, 3 in number" in text
-    assert tiles(text)["MLM loss"] == "2.250"
-
-
-def test_fine_tuning_has_its_scores_and_losses(tmp_path):
-    metrics = [
-        {"step": 10, "train/loss": 0.7, "train/accuracy": 0.5},
-        {"step": 20, "eval/accuracy": 0.75, "eval/dev_mismatched/accuracy": 0.5, "eval/f1": 0.25},
-        {"step": 20, "eval/HasAns_f1": 1.0},
-    ]
-    text = report(tmp_path, metrics, config={"task": "finetune"})
-    assert Page(text).captions == [
-        "Scores",
-        "Loss (nats; of a regression, squared error)",
-    ]
-    found = {"accuracy": "0.75", "accuracy, dev_mismatched": "0.5", "F1": "0.25", "steps": "20"}
-    assert tiles(text) == found
-    assert "MLM" not in text
-
-
-def run_at(path, name, losses, tokens="2,048", **config):
-    workdir = path / name
-    workdir.mkdir()
+def run_at(path: Path, name: str, losses: list[float], tokens="2,048", **config) -> Path:
     lines = [{"step": 100 * i, "eval/mlm_loss": loss} for i, loss in enumerate(losses, 1)]
     facts = {"step": {"tokens": tokens, "GFLOP": "7.5"}} if tokens else {}
-    report(workdir, lines, config=config, facts=facts)
-    return workdir
+    return run_of(path / name, lines, config={"objective": "mlm", **config}, facts=facts)
+
+
+def command(monkeypatch, *arguments) -> int:
+    monkeypatch.setattr(sys, "argv", ["report", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit:
+        cli.run(report_command)
+    return exit.value.code
 
 
 def test_runs_are_compared_by_steps_tokens_and_flops(tmp_path, capfd, monkeypatch):
@@ -311,32 +332,41 @@ def test_runs_are_compared_by_steps_tokens_and_flops(tmp_path, capfd, monkeypatc
         run_at(tmp_path, "no facts", [3.5], tokens="", seed=2, same=2),
     ]
     output = tmp_path / "comparison.html"
-    monkeypatch.setattr(sys, "argv", ["report", *map(str, runs), f"--output={output}"])
-    with pytest.raises(SystemExit) as exit:
-        cli.run(report_command)
-    assert exit.value.code == 0
+    assert command(monkeypatch, *runs, f"--output={output}") == 0
     assert capfd.readouterr().out == f"{output}\n"
-    text = output.read_text()
-    page = Page(text)
-    assert page.captions == ["Masked language modelling loss (nats)"] * 3
+    found, text = Page(output), output.read_text()
+    assert found.captions == ["MLM loss (nats)"] * 3
     by_step, by_tokens, by_flops = text.split('<div class="by ')[1:]
     for part, unit, last in ((by_step, "step", "200"), (by_tokens, "tokens", "800k")):
         assert f">{unit}</text>" in part and f">{last}</text>" in part
     assert ">FLOPs</text>" in by_flops and re.search(r">1\.\d+T</text>", by_flops)
-    assert text.count("Not drawn, as facts.json does not say: no facts.") == 2
-    assert len(set(page.ids)) == len(page.ids)
-    assert "<b>no facts</b>: There is no readable facts.json" in text
-    assert '<th scope="row">seed</th><td>1</td><td>2</td><td>2</td>' in text
-    assert '<th scope="row">same</th>' not in text
-    assert "$a_&lt;b&gt;" in text
-    assert not {"script", "img"} & set(page.tags)
+    assert [by.count("Not drawn") for by in (by_step, by_tokens, by_flops)] == [0, 1, 1]
+    assert len(set(found.ids)) == len(found.ids)
+    assert "no facts: There is no readable facts.json" in found.texts["header"][0]
+    assert found.table["seed"] == ["1", "2", "2"] and "same" not in found.table
+    assert found.table["$a_<b>"] == ["2.000", "200"]
+    assert not {"script", "img"} & found.tags and "b" in found.tags
+
+
+def test_the_command_knows_the_metrics_of_fine_tuning(tmp_path, monkeypatch):
+    metrics = [
+        {"step": 10, "train/loss": 0.7, "train/accuracy": 0.5},
+        {"step": 20, "eval/accuracy": 0.75, "eval/dev_mismatched/accuracy": 0.5, "eval/f1": 0.25},
+    ]
+    config = {"task": "finetune", "data": {"kind": "glue", "name": "qqp", "source": "x"}}
+    assert command(monkeypatch, run_of(tmp_path, metrics, config=config)) == 0
+    text = (tmp_path / "report.html").read_text()
+    captions = Page(tmp_path / "report.html").captions
+    assert len(captions) == 2 and "Scores" in captions and any("Loss" in x for x in captions)
+    found = {"accuracy": "0.75", "accuracy, dev_mismatched": "0.5", "F1": "0.25", "steps": "20"}
+    assert tiles(text) == found
+    assert "MLM" not in text
 
 
 def test_axes_are_steps_times_what_a_step_has(tmp_path):
     runs = [
-        read_run(run_at(tmp_path, "a", [3.0])),
-        read_run(run_at(tmp_path, "b", [3.0], tokens="1,000,000")),
-        read_run(run_at(tmp_path, "c", [3.0], tokens="")),
+        read_run(run_at(tmp_path, name, [3.0], tokens=tokens), listed)
+        for name, tokens in (("a", "2,048"), ("b", "1,000,000"), ("c", ""))
     ]
     found = {axis.name: [axis.scale(run) for run in runs] for axis in AXES}
     assert found == {
@@ -346,11 +376,33 @@ def test_axes_are_steps_times_what_a_step_has(tmp_path):
     }
 
 
+def test_the_output_is_a_page_or_nothing_is_written(tmp_path, monkeypatch, capfd):
+    path = run_of(tmp_path, []) / "metrics.jsonl"
+    assert command(monkeypatch, tmp_path, f"--output={path}") == 2
+    error = capfd.readouterr().err
+    assert f"--output is {path}" in error and ".html" in error
+    assert path.read_text() == ""
+
+
 @pytest.mark.parametrize("arguments", [[], ["nowhere"], ["--outptu=x", "run"]])
 def test_mistakes_of_the_command_are_one_line(arguments, capfd, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["report", *arguments])
-    with pytest.raises(SystemExit) as exit:
-        cli.run(report_command)
-    assert exit.value.code == 2
+    assert command(monkeypatch, *arguments) == 2
     error = capfd.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_a_wheel_contains_the_pages(tmp_path):
+    root = Path(cli.__file__).parents[1]
+    for name in ("setup.py", "README.md", "electra_jax"):
+        copy = shutil.copytree if (root / name).is_dir() else shutil.copy
+        copy(root / name, tmp_path / name)
+    code = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    pages = [
+        path.name
+        for path in Path(page.__file__).parent.iterdir()
+        if path.suffix in (".html", ".css")
+    ]
+    names = {f"electra_jax/reporting/{name}" for name in pages}
+    assert len(names) > 3 and names <= {*zipfile.ZipFile(wheel).namelist()}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny
 
-from electra_jax.monitoring.progress import compilations
+from electra_jax.monitoring.rates import compilations
 from electra_jax.objectives import Objective
 from electra_jax.objectives.mlm import MaskedLanguageModel
 from electra_jax.training import step

@@ -21,7 +21,7 @@ from electra_jax.config import get_config, model_config
 from electra_jax.data import tokenizers
 from electra_jax.modeling.electra import structure, tower_embeddings
 from electra_jax.modeling.heads import PADDED_LOGIT, MaskedLMHead
-from electra_jax.monitoring.progress import compilations
+from electra_jax.monitoring.rates import compilations
 from electra_jax.objectives import Objective, make_objective, masking, metrics
 from electra_jax.objectives.adversarial import policy_sums
 from electra_jax.objectives.base import Inputs, context

@@ -5,6 +5,7 @@ The defaults are the paper's (spec 4.5). A recipe (`configs/glue.py`, `squad.py`
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -17,6 +18,7 @@ from electra_jax.finetune.tasks import TASKS
 from electra_jax.finetune.tasks.base import Log, Task
 from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.modeling.precision import compute_dtype
+from electra_jax.objectives.metrics import Metric
 from electra_jax.settings import (
     COUNT,
     NOT_NEGATIVE,
@@ -29,6 +31,7 @@ from electra_jax.settings import (
     key_of,
     one_of,
     prefixed,
+    restored,
     setting,
     settings_of,
     to_config,
@@ -208,6 +211,15 @@ def make_task(config: ConfigDict, log: Log) -> Task:
     """The task that a configuration describes; `log` takes lines about its files."""
     data = config.data
     return TASKS[data.kind](data.name, own_settings(data), config.head, log)
+
+
+def metrics_of(stored: Mapping[str, Any]) -> dict[str, Metric]:
+    """The metrics of runs with this configuration; none where its task is not known."""
+    try:
+        task = make_task(restored(stored, settings()), lambda line: None)
+    except (UserError, KeyError, TypeError, ValueError):
+        return {}
+    return {**task.head.metrics, **task.metrics}
 
 
 def make_objective(config: ConfigDict, task: Task) -> objective.FineTuning:

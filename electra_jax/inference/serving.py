@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from electra_jax.errors import UserError
-from electra_jax.files import write_bytes
+from electra_jax.files import parse_object, write_bytes
 from electra_jax.inference.configuration import load_config
 from electra_jax.inference.finetuned import FineTuned
 from electra_jax.inference.pretrained import MODES
 from electra_jax.inference.request import Answer, Model, Request, check
 from electra_jax.reporting import gallery
+from electra_jax.reporting.page import texts_page
 
 
 def serve(request: Request) -> None:
@@ -66,21 +67,10 @@ def answer_lines(model: Model, lines: Iterable[bytes]) -> None:
     for number, line in enumerate(lines):
         where = f"line {number + 1}"
         try:
-            answer = model.respond([model.example(number, parsed(line, where), where)])[0]
+            answer = model.respond([model.example(number, parse_object(line, where), where)])[0]
         except UserError as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), flush=True)
-
-
-def parsed(line: bytes, where: str) -> dict:
-    """The JSON object of a line."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{where}: not a JSON object but {type(found).__name__}")
-    return found
 
 
 def write(answers: Sequence[Answer], output: str, mode: str) -> None:
@@ -95,7 +85,7 @@ def write(answers: Sequence[Answer], output: str, mode: str) -> None:
             np.save(buffer, np.array([answer["vector"] for answer in answers], np.float32))
             content = buffer.getvalue()
         case ".html":
-            content = page(answers).encode()
+            content = texts_page([answer["tokens"] for answer in answers]).encode()
         case ".json":
             content = (json.dumps(answers, indent=1) + "\n").encode()
         case _:
@@ -104,12 +94,3 @@ def write(answers: Sequence[Answer], output: str, mode: str) -> None:
         sys.stdout.buffer.write(content)
     else:
         write_bytes(Path(output), content)
-
-
-def page(answers: Sequence[Answer]) -> str:
-    """Shaded texts as a page that needs nothing else."""
-    from electra_jax.reporting import page
-
-    body = "".join(gallery.as_html(answer["tokens"]) for answer in answers)
-    note = "The darker a token, the more the discriminator takes it for a replacement."
-    return page.page("Replaced token detection", [note], f"<section>{body}</section>")

@@ -39,6 +39,7 @@ from electra_jax.finetune.tasks.base import TRAIN, Task
 from electra_jax.interop.pretrained import Pretrained, load_encoder
 from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.modeling.params import Params, path_name
+from electra_jax.monitoring.display import log_line
 from electra_jax.monitoring.writer import read_metrics
 from electra_jax.run.interruption import Interruption
 from electra_jax.run.workdir import RESULTS, check, steps_in, write_run_files
@@ -46,7 +47,7 @@ from electra_jax.settings import field
 from electra_jax.sharding.mesh import make_mesh
 from electra_jax.training import loop
 from electra_jax.training.checkpoint import Checkpoints, restore_params
-from electra_jax.training.loop import IsStopped, Job, log_line
+from electra_jax.training.job import Data, Evaluator, IsStopped, Job, describe_step
 from electra_jax.training.optimizer import OptimizerConfig
 from electra_jax.training.prediction import make_predict
 from electra_jax.training.program import Program, make_trials_program, program_of
@@ -230,15 +231,16 @@ def run_trial(
         work,
         work.program.with_seed(seed),
         [seed],
-        evaluate=lambda _, params, is_stopped: evaluate(work, params, newest, is_stopped),
+        evaluate=lambda params, is_stopped: evaluate(work, params, newest, is_stopped),
         keep_best=config.checkpoint.keep_best,
         patience=config.patience,
     )
     state = loop.run(config, workdir, job, interruption)
     step, params = int(state.step), state.params
     if config.checkpoint.keep_best:
-        step = best_step(workdir, job.keep_best)
-        log_line(f"predicting with step {step:,}, the best by {job.keep_best}")
+        metric = job.evaluator.keep_best
+        step = best_step(workdir, metric)
+        log_line(f"predicting with step {step:,}, the best by {metric}")
         _, best = restore_params(workdir / "checkpoints", step)
         params = jax.device_put(best, jax.tree.map(lambda x: x.sharding, params))
         newest.clear()
@@ -263,7 +265,7 @@ def run_together(
     )
     newest: list[Predictions] = [{} for _ in trials]
 
-    def means(_, params: Params, is_stopped: IsStopped) -> dict[str, float] | None:
+    def means(params: Params, is_stopped: IsStopped) -> dict[str, float] | None:
         found = []
         for place, known in enumerate(newest):
             found.append(evaluate(work, one_of(params, place=place), known, is_stopped))
@@ -279,11 +281,10 @@ def run_together(
     for place, (seed, path) in enumerate(trials.items()):
         of_one = one_of(state, place=place)
         step = int(of_one.step)
-        with Checkpoints(path / "checkpoints", job.data_hash, keep=1) as checkpoints:
-            if checkpoints.latest_step() is None:
-                checkpoints.save(step, of_one, {}, {})
+        with Checkpoints(path / "checkpoints", job.data.hash, keep=1) as checkpoints:
+            checkpoints.save(step, of_one, {}, {})
         if jax.process_index() == 0:
-            write_run_files(trial_config(config, seed), path, job.tokenizer, job.facts)
+            write_run_files(trial_config(config, seed), path, job.data.tokenizer, job.facts)
         finish(work, path, seed, step, of_one.params, newest[place])
 
 
@@ -350,19 +351,19 @@ def make_job(
     tokens = round(batch_size * rows.mean_width) * len(seeds)
     return Job(
         objective=work.objective,
-        num_steps=num_steps,
         program=program,
-        tokenizer=tokenizer,
-        data_hash=content_hash(arrays, tokenizer),
-        batches=batches,
-        evaluate=evaluate,
+        num_steps=num_steps,
+        data=Data(tokenizer, content_hash(arrays, tokenizer), batches),
+        evaluator=Evaluator(
+            run=evaluate,
+            metrics={**work.objective.metrics, **task.metrics},
+            keep_best=f"eval/{task.main_metric}" if keep_best else "",
+            patience=patience,
+        ),
         initial={path_name(path): x for path, x in jax.tree.leaves_with_path(params)},
-        facts={"data": facts | splits, "step": loop.describe_step(tokens, flops_per_token)},
+        facts={"data": facts | splits, "step": describe_step(tokens, flops_per_token)},
         flops_per_token=flops_per_token,
-        metrics={**work.objective.metrics, **task.metrics},
         check=check_workdir,
-        keep_best=f"eval/{task.main_metric}" if keep_best else "",
-        patience=patience,
     )
 
 

@@ -20,7 +20,8 @@ from electra_jax.interop.generator import generator_weights
 from electra_jax.interop.pretrained import load_networks
 from electra_jax.modeling.params import Params
 from electra_jax.monitoring import health
-from electra_jax.monitoring.progress import add_up
+from electra_jax.monitoring.display import log_line
+from electra_jax.monitoring.window import add_up
 from electra_jax.objectives import Objective, make_objective, metrics
 from electra_jax.objectives.electra import ReplacedTokenDetection
 from electra_jax.reporting.gallery import Token, shaded
@@ -29,11 +30,13 @@ from electra_jax.run.interruption import Interruption
 from electra_jax.run.workdir import check, has_checkpoint
 from electra_jax.sharding.mesh import make_mesh
 from electra_jax.training import loop
-from electra_jax.training.loop import Job, Log, Show, log_line
+from electra_jax.training.job import Data, Evaluator, Facts, Job, describe_step
 from electra_jax.training.optimizer import OptimizerConfig
 from electra_jax.training.prediction import make_predict
 from electra_jax.training.program import Program, program_of
 from electra_jax.training.step import TrainState
+
+Log = Callable[[str], None]
 
 SHOWN_ROWS = 8  # held-out rows in the gallery of the report
 SHOWN_PROPOSALS = 5
@@ -117,26 +120,27 @@ def make_job(config: ConfigDict, is_new: bool, log: Log) -> Job:
 
     flops_per_token = objective.flops_per_token(length)
     optimizer = OptimizerConfig(num_steps=config.num_train_steps, **config.optimizer)
+    program = program_of(config, make_mesh(config.parallel), objective, optimizer)
     return Job(
-        objective,
-        config.num_train_steps,
-        program_of(config, make_mesh(config.parallel), objective, optimizer),
-        store.tokenizer,
-        store.hash,
-        batches,
-        lambda program, params, is_stopped: evaluate(
-            program, objective, params, held_out, batch_size, is_stopped
+        objective=objective,
+        program=program,
+        num_steps=config.num_train_steps,
+        data=Data(store.tokenizer, store.hash, batches),
+        evaluator=Evaluator(
+            run=lambda params, is_stopped: evaluate(
+                program, objective, params, held_out, batch_size, is_stopped
+            ),
+            metrics=objective.measured,
+            keep_best=config.checkpoint.keep_best,
+            show=make_show(config, objective, store.tokenizer, held_out),
         ),
-        initial,
-        describe(config, store.manifest["splits"], rows, held_out, flops_per_token),
-        flops_per_token,
-        objective.measured,
-        check_workdir,
-        keep_best=config.checkpoint.keep_best,
+        initial=initial,
+        facts=describe(config, store.manifest["splits"], rows, held_out, flops_per_token),
+        flops_per_token=flops_per_token,
         learned_from=health.begin_of(
             config.num_train_steps, config.optimizer.warmup_steps, objective.switch_step
         ),
-        show=make_show(config, objective, store.tokenizer, held_out),
+        check=check_workdir,
     )
 
 
@@ -175,13 +179,13 @@ def refuse_other_tables(
 
 def make_show(
     config: ConfigDict, objective: Objective, tokenizer: Tokenizer, held_out: Rows
-) -> Show | None:
-    """Compiles what shows some held-out rows, spread evenly; see `Job.show`.
+) -> Callable[[Params], list[list[Token]]]:
+    """Compiles what shows some held-out rows, spread evenly; see `Evaluator.show`.
 
     Masks and samples are those of the evaluation.
     """
     if not isinstance(objective, ReplacedTokenDetection):
-        return None
+        return lambda params: []
     mesh = make_mesh(config.parallel)
     outputs = functools.partial(network_outputs.corrupted, objective, config.seed, SHOWN_PROPOSALS)
     predict = make_predict(mesh, outputs)
@@ -190,8 +194,8 @@ def make_show(
     filled = np.resize(rows, -(len(rows) // -split) * split)  # some for every device
     batch = held_out.batch(filled) | {"row": filled}
 
-    def show(program: Program, params: Params) -> list[list[Token]]:
-        part, parts = program.share
+    def show(params: Params) -> list[list[Token]]:
+        part, parts = predict.share
         own = slice(part * len(filled) // parts, (part + 1) * len(filled) // parts)
         found = jax.device_get(predict(params, {name: x[own] for name, x in batch.items()}))
         places = [int(np.flatnonzero(found["row"] == row)[0]) for row in rows]
@@ -248,7 +252,7 @@ def describe(
     rows: Rows,
     held_out: Rows,
     flops_per_token: float,
-) -> loop.Facts:
+) -> Facts:
     """Facts about the data and a step."""
     length = config.data.sequence_length
     filled = rows.real_tokens / (len(rows) * length)
@@ -265,5 +269,5 @@ def describe(
             "held-out documents": f"{splits['held_out']['documents']:,}",
             "held-out tokens": f"{held_out.real_tokens:,}",
         },
-        "step": loop.describe_step(config.batch_size * length, flops_per_token),
+        "step": describe_step(config.batch_size * length, flops_per_token),
     }

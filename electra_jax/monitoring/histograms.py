@@ -1,8 +1,8 @@
 """How the values of each parameter are spread, for the histograms of TensorBoard."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,18 +15,11 @@ from electra_jax.modeling.params import Params, path_name
 BINS = 64
 
 
-@dataclasses.dataclass(frozen=True)
-class Histogram:
-    """Of all values of an array.
+class Histogram(NamedTuple):
+    """How the values of an array are spread. The outer edges are its smallest and largest value."""
 
-    Attributes:
-      counts: of values between neighbouring edges, [BINS].
-      edges: ascending, [BINS + 1]; the outer ones are the smallest and largest value.
-      sum, sum_squares: of the values.
-    """
-
-    counts: np.ndarray
-    edges: np.ndarray
+    counts: np.ndarray  # of values between neighboring edges, [BINS]
+    edges: np.ndarray  # ascending, [BINS + 1]
     sum: float
     sum_squares: float
 

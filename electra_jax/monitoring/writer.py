@@ -6,11 +6,12 @@ import math
 import platform
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
+from tensorboardX import summary
 from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
-from tensorboardX.proto.tensor_pb2 import TensorProto
+from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import RecordWriter
 
 from electra_jax.errors import UserError
@@ -71,38 +72,16 @@ class MetricWriter:
             raise
 
     def write_text(self, step: int, name: str, markdown: str) -> None:
-        """Shows a text in TensorBoard.
+        """Shows a text in TensorBoard; OSError as `write`."""
+        self._add_event(step=step, summary=summary.text(name, markdown))
 
-        Raises:
-          OSError: as `write`.
-        """
-        metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-        tensor = TensorProto(dtype="DT_STRING", string_val=[markdown.encode()])
-        value = Summary.Value(tag=name, metadata=metadata, tensor=tensor)
-        self._add_event(step=step, summary=Summary(value=[value]))
-
-    def write_histograms(self, step: int, found: dict[str, Histogram]) -> None:
-        """Shows by name in TensorBoard how values are spread.
-
-        Raises:
-          OSError: as `write`.
-        """
-        values = [
-            Summary.Value(
-                tag=name,
-                histo=HistogramProto(
-                    min=float(x.edges[0]),
-                    max=float(x.edges[-1]),
-                    num=float(x.counts.sum()),
-                    sum=float(x.sum),
-                    sum_squares=float(x.sum_squares),
-                    bucket_limit=x.edges[1:].tolist(),
-                    bucket=x.counts.tolist(),
-                ),
-            )
-            for name, x in found.items()
-        ]
-        self._add_event(step=step, summary=Summary(value=values))
+    def write_histograms(self, step: int, found: Mapping[str, Histogram]) -> None:
+        """Shows by name in TensorBoard how values are spread; OSError as `write`."""
+        for name, x in found.items():
+            moments = x.counts.sum(), x.sum, x.sum_squares
+            ends = x.edges[0], x.edges[-1]
+            made = summary.histogram_raw(name, *ends, *moments, x.edges[1:], x.counts)
+            self._add_event(step=step, summary=made)
 
     def _add_event(self, **content) -> None:
         self._tensorboard.write(Event(wall_time=time.time(), **content).SerializeToString())

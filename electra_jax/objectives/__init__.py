@@ -3,6 +3,9 @@
 A new one is a class and a line here.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from jaxtyping import Int
 
@@ -12,6 +15,7 @@ from electra_jax.objectives.base import Objective as Objective
 from electra_jax.objectives.corruption import CorruptedText
 from electra_jax.objectives.electra import ReplacedTokenDetection
 from electra_jax.objectives.masking import Vocabulary
+from electra_jax.objectives.metrics import Metric
 from electra_jax.objectives.mlm import MaskedLanguageModel
 from electra_jax.objectives.reconstruction import AllTokensMLM, ReplaceMLM
 from electra_jax.settings import Config
@@ -27,6 +31,13 @@ ADVERSARIAL: dict[str, type] = {  # where config.algorithm = "adversarial"
     "electra": AdversarialTokenDetection,
     "electra_15": AdversarialTokenDetection,
 }
+
+
+def metrics_of(config: Mapping[str, Any]) -> dict[str, Metric]:
+    """The metrics of runs with this configuration; none where its objective is not known."""
+    tables = (OBJECTIVES, ADVERSARIAL)
+    kinds = [table[name] for table in tables for name in table if name == config.get("objective")]
+    return {name: metric for kind in kinds for name, metric in kind.metrics.items()}
 
 
 def make_objective(

@@ -32,7 +32,7 @@ from electra_jax.settings import Config, field
 
 REPLACED = {
     "replaced_fraction": Metric(
-        "replaced", console="replaced", figure="Detection of replaced tokens"
+        "replaced tokens", console="replaced", figure="Detection of replaced tokens"
     )
 }
 

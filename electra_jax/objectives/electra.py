@@ -69,8 +69,8 @@ class ReplacedTokenDetection(CorruptedText):
             tile="{:.3f}",
         ),
         "rtd_accuracy": Metric("RTD accuracy", better="higher", figure="Accuracy"),
-        "rtd_precision": Metric("precision", console="precision", figure=DETECTION),
-        "rtd_recall": Metric("recall", console="recall", figure=DETECTION),
+        "rtd_precision": Metric("RTD precision", console="precision", figure=DETECTION),
+        "rtd_recall": Metric("RTD recall", console="recall", figure=DETECTION),
         **REPLACED,
     }
 

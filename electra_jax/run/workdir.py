@@ -6,12 +6,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import jax
 from ml_collections import ConfigDict
 
 from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.files import locked, read_json, write_text
-from electra_jax.settings import Setting, flatten, to_config
+from electra_jax.settings import Setting, flatten, restored
 
 RESULTS = "results.json"  # scores of a fine-tuned run
 RUN_FILES = ("config.json", "facts.json", "metrics.jsonl", "samples.json", RESULTS, "report.html")
@@ -96,26 +97,23 @@ def config_file(workdir: Path) -> Path:
 
 
 def read_config(workdir: Path, settings: Mapping[str, Setting]) -> ConfigDict:
-    """The configuration of the run in `workdir`.
-
-    Settings that are newer than the run have their default; those that are no more are passed over.
+    """The configuration of the run in `workdir`; see `settings.restored`.
 
     Raises:
       UserError: there is no run, or its configuration cannot be read.
     """
     path = config_file(workdir)
-    values = flatten(ConfigDict(read_json(path)))
-    config = to_config(settings)
     try:
-        config.update_from_flattened_dict({x: values[x] for x in values if x in settings})
-    except (TypeError, ValueError, KeyError) as error:
+        return restored(read_json(path), settings)
+    except (TypeError, ValueError) as error:
         raise UserError(f"{path}: not readable as the configuration of a run: {error}") from error
-    return config
 
 
 @contextlib.contextmanager
 def held(workdir: Path) -> Iterator[None]:
     """Keeps other runs out of `workdir`, which is made. The end of the process ends its hold.
+
+    Of several processes, the first one alone holds it.
 
     Raises:
       UserError: another run is in there.
@@ -127,7 +125,8 @@ def held(workdir: Path) -> Iterator[None]:
             "another --workdir"
         )
 
-    with locked(workdir / "run.lock", refuse):
+    is_main = jax.process_index() == 0
+    with locked(workdir / "run.lock", refuse) if is_main else contextlib.nullcontext():
         yield
 
 

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import errno
 import itertools
-import math
 import os
 import re
 import shutil
@@ -52,8 +51,8 @@ class Checkpoints:
       directory: made when missing.
       store_hash: of the token store; a checkpoint made with another one is refused.
       keep: number of newest checkpoints that stay.
-      keep_best: name of a metric whose best checkpoint stays as well, or "".
-      sign: of that metric: 1 where it is best at its highest, -1 at its lowest.
+      score: of the metrics that are saved with a checkpoint: the one with the highest stays as
+        well.
     """
 
     def __init__(
@@ -61,14 +60,10 @@ class Checkpoints:
         directory: Path,
         store_hash: str,
         keep: int,
-        keep_best: str = "",
-        sign: int = 1,
+        score: Callable[[dict[str, float]], float] | None = None,
     ):
-        def score(metrics: dict[str, float]) -> float:
-            return sign * metrics[keep_best] if keep_best in metrics else -math.inf
-
         policies = [preservation.LatestN(keep)]
-        if keep_best:
+        if score:
             policies.append(
                 preservation.BestN(get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False)
             )
@@ -78,7 +73,7 @@ class Checkpoints:
             self.directory,
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=preservation.AnyPreservationPolicy(policies),
-                best_fn=score if keep_best else None,  # or else Orbax does not store metrics
+                best_fn=score,  # or else Orbax does not store metrics
             ),
         )
 
@@ -94,7 +89,7 @@ class Checkpoints:
         return self.manager.latest_step()
 
     def save(self, step: int, state: TrainState, metrics: dict[str, float], progress: dict) -> None:
-        """Start to save; returns when `state` may change again.
+        """Start to save; returns when `state` may change again. A step is saved once.
 
         Args:
           metrics: of the evaluation at this step, if there was one.
@@ -104,6 +99,8 @@ class Checkpoints:
           OSError: the disk is full or the like, now or while the checkpoint before was written.
             Older checkpoints are as they were.
         """
+        if step == self.latest_step():
+            return
         # Known beforehand, it is one line. Orbax has a traceback for each array it was writing.
         size = sum(x.nbytes for x in jax.tree.leaves(state))
         if shutil.disk_usage(self.directory).free < size:

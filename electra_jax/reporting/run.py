@@ -1,0 +1,147 @@
+"""What a run directory holds, whole or damaged, old or new, for those who look at it."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from markupsafe import Markup
+
+from electra_jax.errors import UserError
+from electra_jax.files import read_json, write_text
+from electra_jax.monitoring import rates
+from electra_jax.monitoring.writer import read_whole_rows
+from electra_jax.objectives.metrics import Metric
+from electra_jax.reporting.gallery import Token, as_html
+from electra_jax.run.workdir import config_file
+
+METRICS = "metrics.jsonl"
+SAMPLES = "samples.json"
+GALLERY_TOKENS = 1000  # at most
+
+# The configuration of a run, as in its config.json, to the metrics that its parts list.
+MetricsOf = Callable[[dict[str, Any]], Mapping[str, Metric]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a run directory holds.
+
+    Attributes:
+      facts: empty where there are none that can be read.
+      rows: of `metrics.jsonl`.
+      unreadable: how many of its lines are not.
+      texts: what the networks make of held-out texts, as HTML, or ""; None where it is damaged.
+      texts_step: at which they do.
+      metrics: how those in `rows` are shown, by name without the prefix `train/` or `eval/`.
+    """
+
+    name: str
+    config: dict
+    facts: dict
+    rows: list[dict]
+    unreadable: int
+    texts: Markup | None
+    texts_step: int
+    metrics: dict[str, Metric]
+
+    @property
+    def is_finetuned(self) -> bool:
+        """Whether it is a run of fine-tuning."""
+        return self.config.get("task") == "finetune"
+
+    def series(self, name: str) -> tuple[list[int], list[float | int]]:
+        """The steps at which a metric was logged, by its full name, and its values."""
+        points = [(row["step"], row[name]) for row in self.rows if name in row]
+        return [step for step, _ in points], [value for _, value in points]
+
+    def newest(self, name: str) -> float | int | None:
+        """The newest value of a metric, held out where it is measured there."""
+        values = self.series(f"eval/{name}")[1] or self.series(name)[1]
+        return values[-1] if values else None
+
+    def per_step(self, name: str) -> float | None:
+        """A number of the facts about a step; None where it is not there."""
+        try:
+            return float(self.facts["step"][name].replace(",", ""))
+        except (KeyError, TypeError, AttributeError, ValueError):
+            return None
+
+    def missing(self) -> Iterator[str]:
+        """Sentences about what is not there, or cannot be read."""
+        if not self.rows:
+            yield "No metrics have been logged yet."
+        if self.unreadable:
+            count = f"{self.unreadable:,} in number"
+            yield f"Left out: lines of {METRICS} that cannot be read, {count}."
+        if self.texts is None:
+            yield f"{SAMPLES} cannot be read; there are no held-out texts."
+        if not self.facts:
+            unknown = "machine, data and parameter counts are not known"
+            yield f"There is no readable facts.json: {unknown}."
+
+
+def read_run(workdir: Path, metrics_of: MetricsOf) -> Run:
+    """What there is of a run.
+
+    Raises:
+      UserError: there is no `config.json`, or it is malformed.
+    """
+    config = read_json(config_file(workdir))
+    rows, unreadable = read_whole_rows(workdir)
+    texts, texts_step = _read_texts(workdir / SAMPLES)
+    return Run(
+        workdir.resolve().name,
+        config,
+        _read_facts(workdir / "facts.json"),
+        rows,
+        unreadable,
+        texts,
+        texts_step,
+        described(rows, metrics_of(config) | rates.METRICS),
+    )
+
+
+def _read_facts(path: Path) -> dict:
+    try:
+        return read_json(path)
+    except UserError:
+        return {}
+
+
+def _read_texts(path: Path) -> tuple[Markup | None, int]:
+    """The first texts of `samples.json` as HTML, see `Run.texts`, and the step that they are of."""
+    if not path.exists():
+        return Markup(), 0
+    try:
+        samples, texts, room = read_json(path), [], GALLERY_TOKENS
+        for text in samples["texts"]:
+            texts.append(text[: max(0, room)])
+            room -= len(text)
+        return as_html(texts), int(samples["step"])
+    except (UserError, LookupError, TypeError, ValueError, AttributeError, TemplateError):
+        return None, 0
+
+
+def described(rows: Sequence[dict], listed: Mapping[str, Metric]) -> dict[str, Metric]:
+    """How the metrics in `rows` are shown, in the order of `listed`, and then those not in there.
+
+    The metric `accuracy` of the split `dev` is `dev/accuracy`.
+    """
+    names = dict.fromkeys(name for row in rows for name in row if name != "step")
+    order = {name: place for place, name in enumerate(listed)}
+    found = {}
+    for name in names:
+        full = name.removeprefix("train/").removeprefix("eval/")
+        split, _, bare = full.rpartition("/")
+        metric = listed.get(bare, Metric(bare.replace("_", " ")))
+        label = f"{metric.label}, {split}" if split else metric.label
+        found[full] = order.get(bare, len(order)), dataclasses.replace(metric, label=label)
+    return {name: metric for name, (_, metric) in sorted(found.items(), key=lambda x: x[1][0])}
+
+
+def write_samples(workdir: Path, step: int, texts: Sequence[Sequence[Token]]) -> None:
+    """Writes what the networks make of held-out texts, for the report."""
+    write_text(workdir / SAMPLES, json.dumps({"step": step, "texts": texts}) + "\n")

@@ -1,0 +1,213 @@
+"""What becomes known of a run while it trains: the loop tells one recorder what happened."""
+
+import contextlib
+import math
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
+
+from electra_jax.modeling.params import Params
+from electra_jax.monitoring.display import Display, duration, shown
+from electra_jax.monitoring.health import Health
+from electra_jax.monitoring.histograms import Histogram, histograms
+from electra_jax.monitoring.profiling import profiled
+from electra_jax.monitoring.rates import HostBatch, Rates, compilations
+from electra_jax.monitoring.tracking import tracked
+from electra_jax.monitoring.window import Window, refuse_not_finite
+from electra_jax.monitoring.writer import MetricWriter
+from electra_jax.objectives.base import Sums
+from electra_jax.reporting.gallery import Token, as_markdown
+from electra_jax.reporting.page import write_report
+from electra_jax.reporting.run import write_samples
+from electra_jax.run.workdir import write_run_files
+from electra_jax.training.checkpoint import Restored
+from electra_jax.training.job import Facts, Job
+
+REDRAWN = 0.5  # seconds after which the status on a terminal is drawn anew
+BAR = 30  # characters
+
+
+class Files:
+    """What a run writes beside its checkpoints."""
+
+    def __init__(self, config: ConfigDict, workdir: Path, job: Job, writer: MetricWriter):
+        self.config, self.workdir, self.job, self.writer = config, workdir, job, writer
+        self.metrics = writer.write
+
+    def begin(self, facts: Facts) -> None:
+        """Write what the run is."""
+        write_run_files(self.config, self.workdir, self.job.data.tokenizer, facts)
+
+    def evaluation(self, step: int, texts: list[list[Token]], spread: dict[str, Histogram]) -> None:
+        """Write what belongs to an evaluation whose metrics are written, and report the run."""
+        if texts:
+            write_samples(self.workdir, step, texts)
+            self.writer.write_text(step, "held-out texts", as_markdown(texts))
+        self.writer.write_histograms(step, spread)
+        write_report(self.workdir, lambda config: self.job.evaluator.metrics)
+
+
+class Silence:
+    """Stands for `Files` in all processes but the first, and does nothing."""
+
+    def __getattr__(self, name: str):
+        return lambda *arguments: None
+
+
+class Recorder:
+    """Collects what happens in a run, and tells it to people and files.
+
+    All processes have one, and must tell it the same; see `recording`.
+    """
+
+    def __init__(
+        self,
+        config: ConfigDict,
+        job: Job,
+        start: Restored,
+        display: Display,
+        files: Files | Silence,
+        compiled: list[float],
+    ):
+        self.config, self.job, self.start = config, job, start.step
+        self.display, self.log, self.files = display, display.log, files
+        skipped, saved = config.max_skipped_updates, start.progress.get("progress")
+        self.window = Window(job.objective.loss_terms, skipped, self.log, saved)
+        self.rates = Rates(job.peak_tokens_per_second, compiled)
+        self.health = Health(job.objective, job.learned_from)
+        self.close_window, self.paused = self.window.close, self.rates.paused
+        self.status = {"window": "", "evaluation": ""}  # the newest of each, on a terminal
+        self.drawn = -math.inf
+
+    def begin(self, workdir: Path, facts: Facts, changed: list[str]) -> None:
+        """The run begins, or goes on with fields of its configuration that have changed."""
+        self.files.begin(facts)
+        for section, values in facts.items():
+            self.log(f"{section}: " + ", ".join(f"{name} {x}" for name, x in values.items()))
+        self.log(f"{workdir}: {'resuming' if self.start else 'starting'} at step {self.start:,}")
+        if changed:
+            self.log(
+                f"going on with another configuration: {', '.join(changed)}; the order of the data "
+                f"is that of the new one, from its step {self.start:,} on"
+            )
+
+    def watched(self, batches: Iterator[HostBatch], workdir: Path) -> Iterator[HostBatch]:
+        """`batches`; the waiting for them is measured, and some of their steps are profiled."""
+        timed, steps = self.rates.timed(batches), self.config.profile_steps
+        directory = workdir / "tensorboard"
+        return profiled(timed, self.start, steps, directory, lambda: self.rates.newest)
+
+    def add(self, step: int, sums: Sums, shape: tuple[int, ...]) -> None:
+        """A step has been dispatched, for a batch of this shape. Reports the window before it.
+
+        Raises:
+          FloatingPointError: as `report`.
+        """
+        is_new = shape not in self.rates.shapes
+        if is_new and (line := self.rates.leave_out(sums, shape)):
+            self.log(line)
+        self.report()
+        self.window.add(step, sums)
+        self.rates.newest = sums
+        self.rates.num_steps += not is_new
+        if self.display.is_live and time.monotonic() - self.drawn > REDRAWN:
+            self.draw(step)
+
+    def report(self) -> None:
+        """Fetch, check, write and print the window that is complete, if there is one.
+
+        Raises:
+          FloatingPointError: more steps in a row than may be skipped have a loss or gradient that
+            is not finite; names the step.
+        """
+        if not (taken := self.window.take()):
+            return
+        (step, values), is_first = taken, self.rates.seconds_per_step is None
+        values |= self.rates.of_window(values.pop("tokens", 0.0))
+        if is_first and (seconds := self.rates.seconds_per_step) is not None:
+            total = self.job.num_steps
+            whole = duration(total * seconds)
+            self.log(f"all {total:,} steps take {whole} at the rate of the first ones")
+        self.rates.restart()
+        self.files.metrics(step, values)
+        self.print_line(step, values)
+        self.warn(step, self.health.warnings(step, values))
+        self.warn(step, self.rates.problems(values))
+
+    def catch_up(self) -> None:
+        """Report, and fetch and check the steps of the window that is open, too.
+
+        Raises:
+          FloatingPointError: as `report`.
+        """
+        self.report()
+        self.window.catch_up()
+
+    def evaluated(self, step: int, results: dict[str, float], params: Params) -> None:
+        """The networks have been evaluated.
+
+        Raises:
+          FloatingPointError: one of the results is not finite.
+        """
+        refuse_not_finite(step, results)
+        self.files.metrics(step, results)
+        values = shown(self.job.evaluator.metrics, results, "eval/")
+        self.status["evaluation"] = "  ".join([f"held out at step {step:,}:", *values])
+        self.log(self.status["evaluation"])
+        self.warn(step, self.health.warnings(step, results))
+        spread = histograms(params) if self.config.histograms else {}
+        self.files.evaluation(step, self.job.evaluator.show(params), spread)
+
+    def warn(self, step: int, sentences: Iterable[str]) -> None:
+        """Say what looks wrong."""
+        for sentence in sentences:
+            self.log(f"warning: step {step:,}: {sentence}")
+
+    def print_line(self, step: int, values: dict[str, float]) -> None:
+        """Where the run is, how it does, how fast it goes, how long it takes."""
+        parts = shown(self.job.evaluator.metrics, values, "train/")
+        if "tokens_per_second" in values:
+            parts.append(f"{values['tokens_per_second']:,.0f} tokens/s")
+        if "mfu" in values:
+            parts.append(f"mfu {values['mfu']:.1%}")
+        if self.display.is_live:
+            self.status["window"] = "  ".join([f"to step {step:,}:", *parts])
+            self.draw(step)
+        else:
+            place, *ahead = self.course(step)
+            self.log("  ".join([place, *parts, *ahead]))
+
+    def draw(self, step: int) -> None:
+        """The status on a terminal."""
+        done = BAR * step // self.job.num_steps
+        bar = f"[{'#' * done}{'.' * (BAR - done)}]"
+        first = "  ".join([bar, *self.course(step)])
+        self.display.status([first, *filter(None, self.status.values())])
+        self.drawn = time.monotonic()
+
+    def course(self, step: int) -> Iterator[str]:
+        """Where the run is, the time that is left where that is known, and the next checkpoint."""
+        total, every = self.job.num_steps, self.config.checkpoint.every_steps
+        yield f"step {step:,}/{total:,} ({step / total:.0%})"
+        if (seconds := self.rates.seconds_per_step) is not None:
+            yield f"{duration((total - step) * seconds)} left"
+        if step < total:
+            yield f"next checkpoint at {min((step // every + 1) * every, total):,}"
+
+
+@contextlib.contextmanager
+def recording(
+    config: ConfigDict, workdir: Path, job: Job, display: Display, start: Restored
+) -> Iterator[Recorder]:
+    """A recorder of the run in `workdir` from `start` on."""
+    with contextlib.ExitStack() as stack:
+        files: Files | Silence = Silence()
+        if jax.process_index() == 0:
+            track = stack.enter_context(tracked(config, workdir))
+            writer = stack.enter_context(MetricWriter(workdir, start.step, track))
+            files = Files(config, workdir, job, writer)
+        compiled = stack.enter_context(compilations())
+        yield Recorder(config, job, start, display, files, compiled)
