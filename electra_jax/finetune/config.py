@@ -15,8 +15,8 @@ from electra_jax.finetune import objective
 from electra_jax.finetune.heads.base import STYLES
 from electra_jax.finetune.tasks import TASKS
 from electra_jax.finetune.tasks.base import Log, Task
-from electra_jax.modeling.encoder import EncoderConfig
-from electra_jax.modeling.precision import compute_dtype
+from electra_jax.modeling.encoders import ENCODERS, encoder_config
+from electra_jax.modeling.encoders.base import EncoderConfig, compute_dtype
 from electra_jax.settings import (
     COUNT,
     NOT_NEGATIVE,
@@ -34,6 +34,8 @@ from electra_jax.settings import (
     to_config,
 )
 from electra_jax.sharding.mesh import check_topology
+
+INIT_STDDEV = 0.02  # of new layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Data(Loading):
 class Model(Numerics):
     """Numerics; the sizes are those of the weights, which fill them in."""
 
+    encoder: str | None = setting(None, "of the weights", key_of(ENCODERS))
     vocab_size: int | None = setting(None, "of the weights", COUNT)
     embedding_size: int | None = setting(None, "of the weights", COUNT)
     hidden_size: int | None = setting(None, "of the weights", COUNT)
@@ -61,10 +64,6 @@ class Model(Numerics):
     num_heads: int | None = setting(None, "of the weights", COUNT)
     intermediate_size: int | None = setting(None, "of the weights", COUNT)
     max_positions: int | None = setting(None, "of the weights", COUNT)
-    token_types: int | None = setting(None, "of the weights", COUNT)
-
-
-SIZES = tuple(name for name in settings_of(Model) if name not in settings_of(Numerics))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +128,15 @@ class FineTuning(Run):
 
 def settings() -> dict[str, Setting]:
     """Every setting of fine-tuning by its dotted name, those of all tasks included."""
-    return settings_of(FineTuning) | prefixed("data", task_settings())
+    shared = settings_of(FineTuning)
+    return shared | prefixed("model", sizes()) | prefixed("data", task_settings())
+
+
+def sizes() -> dict[str, Setting]:
+    """The settings in `config.model` that the weights decide; they have no default."""
+    own = settings_of(*(encoder.Config for encoder in ENCODERS.values()))
+    own = {name: dataclasses.replace(one, default=None) for name, one in own.items()}
+    return {name: x for name, x in settings_of(Model).items() if x.default is None} | own
 
 
 def task_settings() -> dict[str, Setting]:
@@ -212,8 +219,8 @@ def make_task(config: ConfigDict, log: Log) -> Task:
 
 def make_objective(config: ConfigDict, task: Task) -> objective.FineTuning:
     """The head of `task` on an encoder of the sizes in a completed configuration."""
-    model = {name: config.model[name] for name in settings_of(Model)}
-    encoder = EncoderConfig(**model | {"dtype": compute_dtype(config.model.dtype)})
+    dtype = compute_dtype(config.model.dtype)
+    encoder = encoder_config(config.model, init_stddev=INIT_STDDEV, dtype=dtype)
     return objective.FineTuning(encoder, task.head)
 
 

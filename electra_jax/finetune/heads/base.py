@@ -10,7 +10,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.encoders.base import EncoderConfig
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.objectives.base import Batch, Sums, pair
 from electra_jax.objectives.metrics import Metric
