@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from scipy import special
 from stdlib_text import stdlib_documents
 from stores import make_store
