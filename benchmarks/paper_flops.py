@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from electra_jax.config import model_config
 from electra_jax.modeling.electra import ElectraConfig
-from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.encoders.base import EncoderConfig
 from electra_jax.modeling.heads import CopyHead, MaskedLMHead, ReplacedTokenHead
 
 # Operations per element.

@@ -21,7 +21,8 @@ from electra_jax.data.tokenizers import TRAINERS
 from electra_jax.data.tokenizers.base import FIVE_NAMES
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import ElectraConfig
-from electra_jax.modeling.encoder import REMAT_POLICIES
+from electra_jax.modeling.encoders import ENCODERS, FIRST
+from electra_jax.modeling.encoders.base import REMAT_POLICIES
 from electra_jax.objectives import OBJECTIVES, Objective, make_objective
 from electra_jax.objectives.metrics import sign_of
 from electra_jax.settings import (
@@ -178,8 +179,9 @@ class Data(Loading):
 
 @dataclasses.dataclass(frozen=True)
 class Model(Numerics):
-    """Sizes of the network that is kept."""
+    """The encoder that is kept, and its sizes; what only one encoder has is said there."""
 
+    encoder: str = setting(FIRST, "architecture: docs/objectives.md", key_of(ENCODERS))
     hidden_size: int = setting(256, "width of the states", COUNT)
     num_layers: int = setting(12, "depth", COUNT)
     embedding_size: int = setting(128, "width of the tables", COUNT)
@@ -304,9 +306,10 @@ class Pretraining(Run):
 
 
 def settings() -> dict[str, Setting]:
-    """Every setting of pre-training by its dotted name; those of all objectives, too."""
-    own = settings_of(*(objective.Settings for objective in OBJECTIVES.values()))
-    return settings_of(Pretraining) | prefixed("loss", own)
+    """Every setting of pre-training, by its dotted name; encoders and objectives add theirs."""
+    model = settings_of(*(encoder.Config for encoder in ENCODERS.values()))
+    loss = settings_of(*(objective.Settings for objective in OBJECTIVES.values()))
+    return settings_of(Pretraining) | prefixed("model", model) | prefixed("loss", loss)
 
 
 def get_config() -> ConfigDict:

@@ -1,7 +1,6 @@
 """Heads and losses of fine-tuning, against NumPy."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +13,7 @@ from scipy import special
 from electra_jax.finetune.heads import HEADS
 from electra_jax.finetune.heads.sentence import SentenceLayers
 from electra_jax.finetune.objective import FineTuning
-from electra_jax.modeling.params import path_name
 from electra_jax.objectives.base import Inputs, context
-from electra_jax.sharding.rules import RULES
 
 ENCODER = tiny.encoder(init_stddev=0.3)
 LENGTH = 12
@@ -206,13 +203,3 @@ def test_dropout_of_the_head_is_on_in_training_only():
     once, again = (np.asarray(head(hidden, jax.random.key(seed))) for seed in (1, 2))
     assert (once != again).any()
     np.testing.assert_array_equal(head(hidden, None), head(hidden, None))
-
-
-@pytest.mark.parametrize("style", ["original", "huggingface"])
-@pytest.mark.parametrize("kind", HEADS)
-def test_every_parameter_matches_exactly_one_sharding_rule(kind, style):
-    objective, _ = network(kind, 3, style)
-    for path, leaf in jax.tree.leaves_with_path(objective.structure()):
-        name = f"params/{path_name(path)}"
-        (split,) = (split for pattern, split in RULES if re.search(pattern, name))
-        assert len(split) <= leaf.ndim, name

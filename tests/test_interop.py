@@ -12,11 +12,11 @@ from safetensors.numpy import load_file
 
 from electra_jax.errors import UserError
 from electra_jax.interop.export import file_tensors
-from electra_jax.interop.huggingface import from_huggingface, one_tower, to_huggingface
+from electra_jax.interop.huggingface import from_huggingface, to_huggingface
 from electra_jax.interop.pretrained import load_tower
 from electra_jax.interop.source import read_source
-from electra_jax.modeling.electra import Context, Electra, ElectraConfig, run_tower, structure
-from electra_jax.modeling.encoder import EncoderConfig, attention_bias
+from electra_jax.modeling.electra import Electra, ElectraConfig, network_of, structure
+from electra_jax.modeling.encoders.base import Context, EncoderConfig, encode
 from electra_jax.modeling.layers import gelu
 from electra_jax.objectives.electra import rtd_sums
 from electra_jax.objectives.masking import Masked
@@ -41,7 +41,7 @@ class Oracle:
         self.graph, shapes = structure(ElectraConfig(**configs))
         self.tower = tower
         self.tensors = load_file(directory / f"{tower}.safetensors")
-        params = from_huggingface(self.tensors, one_tower(shapes, tower), tower)
+        params = from_huggingface(self.tensors, network_of(shapes, tower), tower)
         self.params = jax.tree.map(jnp.asarray, params)
         (other,) = set(TOWERS) - {tower}
         self.rest = {other: jax.tree.map(lambda x: jnp.zeros(x.shape), shapes[other])}
@@ -89,7 +89,7 @@ def slots(ids: jax.Array, labels: jax.Array) -> Masked:
 
 def read_config(path) -> EncoderConfig:
     config = json.loads(path.read_text())
-    return EncoderConfig(
+    return tiny.encoder(
         vocab_size=config["vocab_size"],
         embedding_size=config["embedding_size"],
         hidden_size=config["hidden_size"],
@@ -122,10 +122,9 @@ def test_logits_equal_hugging_face(oracle):
 def test_hidden_states_equal_hugging_face(oracle):
     model = oracle.bind(oracle.params)
     context = oracle.context
-    embedded = model.embeddings(oracle.ids, context.position_ids, context.token_type_ids, None)
-    bias = attention_bias(context.piece_ids)
+    embedded = model.embeddings(oracle.ids, context, None)
     encoder = getattr(model, oracle.tower).encoder
-    last, states = encoder.hidden_states(embedded, bias, None, every_layer=True)
+    last, states = encoder.hidden_states(embedded, context, None, every_layer=True)
     assert len(states) == 4
     for i, state in enumerate(states):
         expected = oracle.outputs[f"hidden_{i}"][oracle.is_real]
@@ -192,7 +191,7 @@ def test_fine_tuned_logits_equal_hugging_face(name, directory_of, shared_data):
             key.rpartition("/")[2]: io[key] for key in io if key.startswith(f"gelu/{name}/")
         }
     context = Context(mask, jnp.broadcast_to(jnp.arange(16), (4, 16)), types)
-    hidden = run_tower(model.embeddings, model.discriminator.encoder, ids, context, None)
+    hidden = encode(model.embeddings, model.discriminator.encoder, ids, context, None)
     head, apply = params["head"], lambda layer, x: x @ layer["kernel"] + layer["bias"][None]
     if part == "classifier":
         logits = apply(head["output"], gelu(apply(head["dense"], hidden[:, 0])))
@@ -218,7 +217,7 @@ def test_fine_tuned_logits_equal_hugging_face(name, directory_of, shared_data):
 )
 def test_export_and_import_are_inverse(tower, sharing):
     params = parameters(sharing=sharing)
-    part = one_tower(params, tower)
+    part = network_of(params, tower)
     tensors = to_huggingface(part, tower)
     assert sum(x.size for x in tensors.values()) == sum(x.size for x in jax.tree.leaves(part))
     jax.tree.map(np.testing.assert_array_equal, from_huggingface(tensors, part, tower), part)
@@ -226,20 +225,20 @@ def test_export_and_import_are_inverse(tower, sharing):
 
 def test_where_a_shared_tower_gets_its_parts():
     one = parameters(sharing="all")
-    part = one_tower(one, "generator")
+    part = network_of(one, "generator")
     assert part["encoder"] is one["discriminator"]["encoder"]
     assert part["head"] is one["generator"]["head"]
     two = parameters(sharing="none")
-    assert one_tower(two, "generator")["embeddings"] is two["generator"]["embeddings"]
-    assert one_tower(two, "discriminator")["embeddings"] is two["embeddings"]
+    assert network_of(two, "generator")["embeddings"] is two["generator"]["embeddings"]
+    assert network_of(two, "discriminator")["embeddings"] is two["embeddings"]
     bert = parameters("mlm")
-    assert one_tower(bert, "generator") == {"embeddings": bert["embeddings"], **bert["generator"]}
+    assert network_of(bert, "generator") == {"embeddings": bert["embeddings"], **bert["generator"]}
 
 
 def test_layout_of_kernels():
     """`[out, in]` there; ours `[in, out]`, stacked, q, k, v fused in this order and heads split."""
     params = parameters()
-    tensors = to_huggingface(one_tower(params, "discriminator"), "discriminator")
+    tensors = to_huggingface(network_of(params, "discriminator"), "discriminator")
     layers = params["discriminator"]["encoder"]["layers"]
     name = "electra.encoder.layer.1."
     equal = np.testing.assert_array_equal
@@ -254,7 +253,7 @@ def test_layout_of_kernels():
 
 
 def generator_file() -> tuple[dict[str, np.ndarray], dict]:
-    part = one_tower(parameters(), "generator")
+    part = network_of(parameters(), "generator")
     return {name: np.asarray(x) for name, x in to_huggingface(part, "generator").items()}, part
 
 
@@ -293,6 +292,6 @@ def test_tensors_that_do_not_fit_are_all_named():
 
 def test_a_file_of_the_other_tower_is_refused():
     params = parameters()
-    tensors = to_huggingface(one_tower(params, "discriminator"), "discriminator")
+    tensors = to_huggingface(network_of(params, "discriminator"), "discriminator")
     with pytest.raises(UserError, match=r"discriminator_predictions.* is not known"):
-        from_huggingface(tensors, one_tower(params, "generator"), "generator")
+        from_huggingface(tensors, network_of(params, "generator"), "generator")

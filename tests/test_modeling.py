@@ -14,7 +14,7 @@ from jaxprs import matrix_products
 
 from electra_jax.config import get_config, model_config
 from electra_jax.modeling.electra import Electra, structure
-from electra_jax.modeling.encoder import attention_bias
+from electra_jax.modeling.encoders.base import Context
 from electra_jax.modeling.heads import PADDED_LOGIT
 from electra_jax.modeling.layers import dropout
 from electra_jax.objectives import Objective
@@ -144,14 +144,11 @@ def test_hidden_states_equal_the_specification():
     objective = tiny.objective()
     params, batch = random_params(objective), packed_batch()
     model = bind(objective, params)
-    embedded = model.embeddings(
-        batch["input_ids"], batch["position_ids"], batch["token_type_ids"], None
-    )
-    bias = attention_bias(batch["piece_ids"])
+    embedded = model.embeddings(batch["input_ids"], context(batch), None)
     encoder = model.discriminator.encoder
-    last, states = encoder.hidden_states(embedded, bias, None, every_layer=True)
+    last, states = encoder.hidden_states(embedded, context(batch), None, every_layer=True)
     np.testing.assert_array_equal(last, states[-1])
-    alone, nothing = encoder.hidden_states(embedded, bias, None)
+    alone, nothing = encoder.hidden_states(embedded, context(batch), None)
     np.testing.assert_allclose(alone, last, atol=1e-6)
     assert nothing is None
     exact = jax.tree.map(np.float64, params)
@@ -387,7 +384,7 @@ def test_bfloat16_keeps_parameters_gradients_and_logits_in_float32():
     def outputs(params):
         model = objective.bind(params)
         ids, inputs = batch["input_ids"], context(batch)
-        embedded = model.embeddings(ids, inputs.position_ids, inputs.token_type_ids, None)
+        embedded = model.embeddings(ids, inputs, None)
         logits = model.generate(ids, inputs, drawn().masked_positions, None)
         return embedded, logits, model.discriminate(ids, inputs, None)
 
@@ -470,7 +467,9 @@ def test_a_token_sees_its_piece_and_nothing_else():
     piece_ids = jnp.array([[1, 1, 1, 2, 2, 2, 2, 3, 0, 0]])
 
     def token(embedded, position):
-        return encoder(embedded, attention_bias(piece_ids), None)[0, position, :5].sum()
+        return encoder(embedded, Context(piece_ids, piece_ids, piece_ids), None)[
+            0, position, :5
+        ].sum()
 
     for position in (0, 4, 7):
         gradient = np.asarray(jax.grad(token)(embedded, position))[0]

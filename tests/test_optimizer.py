@@ -8,16 +8,17 @@ import tiny
 
 from electra_jax.finetune.heads.span import Spans
 from electra_jax.finetune.objective import FineTuning
-from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.params import ParamInfo
 from electra_jax.training.optimizer import (
     OptimizerConfig,
-    is_decayed,
-    layer_factors,
+    adam_state,
     learning_rate,
     make_optimizer,
     scale_by_biased_adam,
-    scale_by_layer,
+    scale_by_depth,
 )
+
+KERNEL, BIAS = ParamInfo(("embed",)), ParamInfo((None,), decays=False)
 
 
 def rate(config: OptimizerConfig, step: int) -> float:
@@ -26,7 +27,7 @@ def rate(config: OptimizerConfig, step: int) -> float:
 
 def test_three_steps_by_hand():
     config = OptimizerConfig(learning_rate=0.1, warmup_steps=2, num_steps=10, max_grad_norm=0)
-    optimizer = make_optimizer(config)
+    optimizer = make_optimizer(config, {"kernel": KERNEL, "bias": BIAS})
     params = {"kernel": jnp.array([1.0]), "bias": jnp.array([1.0])}
     state = optimizer.init(params)
     rates = [0.0, 0.1 * 0.9 * 0.5, 0.1 * 0.8]  # decay times warm-up
@@ -45,8 +46,8 @@ def test_three_steps_by_hand():
         assert float(at) == pytest.approx(rates[step], rel=1e-6)
         np.testing.assert_allclose(params["kernel"], kernel, rtol=1e-6)
         np.testing.assert_allclose(params["bias"], bias, rtol=1e-6)
-        np.testing.assert_allclose(state[1]["mu"]["kernel"], m, rtol=1e-6)
-        np.testing.assert_allclose(state[1]["nu"]["kernel"], v, rtol=1e-6)
+        np.testing.assert_allclose(adam_state(state).mu["kernel"], m, rtol=1e-6)
+        np.testing.assert_allclose(adam_state(state).nu["kernel"], v, rtol=1e-6)
         if step == 0:
             assert params["kernel"] == 1  # rate 0, but the moments above have moved
 
@@ -114,7 +115,8 @@ generator/head/dense/kernel
 
 
 def test_biases_and_layer_norms_alone_are_not_decayed():
-    decayed = tiny.flat(is_decayed(tiny.objective().structure()))
+    decayed = jax.tree.map(lambda info: info.decays, tiny.objective().param_infos())
+    decayed = tiny.flat(decayed)
     assert {name for name, yes in decayed.items() if not yes} == set(NOT_DECAYED.split())
     assert {name for name, yes in decayed.items() if yes} == set(DECAYED.split())
 
@@ -123,10 +125,10 @@ def test_biases_and_layer_norms_alone_are_not_decayed():
 def test_gradients_are_clipped_by_their_global_norm(max_grad_norm, factor):
     config = tiny.optimizer(max_grad_norm=max_grad_norm)
     grads = {"kernel": jnp.array([3.0, 4.0]), "bias": jnp.array([12.0])}  # norm 13
-    optimizer = make_optimizer(config)
-    _, (_, adam, _) = optimizer.update(grads, optimizer.init(grads), grads)
-    np.testing.assert_allclose(adam["mu"]["kernel"], [0.3 * factor, 0.4 * factor], rtol=1e-6)
-    np.testing.assert_allclose(adam["mu"]["bias"], [1.2 * factor], rtol=1e-6)
+    optimizer = make_optimizer(config, {"kernel": KERNEL, "bias": BIAS})
+    mu = adam_state(optimizer.update(grads, optimizer.init(grads), grads)[1]).mu
+    np.testing.assert_allclose(mu["kernel"], [0.3 * factor, 0.4 * factor], rtol=1e-6)
+    np.testing.assert_allclose(mu["bias"], [1.2 * factor], rtol=1e-6)
 
 
 def test_warmup_and_decay_are_multiplied():
@@ -162,18 +164,9 @@ TABLE = {  # of small and base, and of large: group to the factor of the origina
 @pytest.mark.parametrize(("num_layers", "decay"), [(12, 0.8), (24, 0.9)])
 def test_layerwise_rates_of_every_parameter(mode, num_layers, decay):
     """By what one update does, when every direction is one: stacked layers have a rate each."""
-    encoder = EncoderConfig(
-        vocab_size=9,
-        embedding_size=4,
-        hidden_size=8,
-        num_layers=num_layers,
-        num_heads=1,
-        intermediate_size=16,
-        max_positions=8,
-    )
-    params = FineTuning(encoder, Spans()).structure()
-    ones = jax.tree.map(lambda x: jnp.ones(x.shape), params)
-    scaled, _ = scale_by_layer(decay, mode).update(ones, ())
+    objective = FineTuning(tiny.encoder(num_layers=num_layers), Spans())
+    ones = jax.tree.map(lambda x: jnp.ones(x.shape), objective.structure())
+    scaled, _ = scale_by_depth(decay, mode, objective.param_infos()).update(ones, ())
     expected = TABLE[mode][num_layers, decay]
     seen = set()
     for name, update in tiny.flat(scaled).items():
@@ -189,29 +182,28 @@ def test_layerwise_rates_of_every_parameter(mode, num_layers, decay):
             assert update == pytest.approx(np.full_like(update, expected[group]), abs=5e-5), name
             seen.add(group)
     assert seen == {*expected}
-    with pytest.raises(KeyError, match="pooler/kernel belongs to no layer"):
-        layer_factors(decay, mode, num_layers, "pooler/kernel")
 
 
 def test_layerwise_rates_multiply_the_decay_of_weights_too():
     """As in the original, where they are part of the learning rate."""
-    params = {
-        "embeddings": {"word": jnp.ones((2, 2))},
-        "encoder": {"layers": {"up": {"bias": jnp.ones((1, 2)), "kernel": jnp.ones((1, 2, 2))}}},
-        "head": {"output": {"kernel": jnp.ones((2, 2))}},
+    infos = {
+        "table": ParamInfo((None, None), depth="input"),
+        "layers": {"kernel": KERNEL.stacked(), "bias": BIAS.stacked()},
+        "head": KERNEL,
     }
+    params = jax.tree.map(lambda info: jnp.ones((1,) * len(info.axes)), infos)
     config = OptimizerConfig(
         1.0, 0, 10, weight_decay=0.5, max_grad_norm=0, layerwise_decay=0.1, epsilon=1.0
     )
-    optimizer = make_optimizer(config)
+    optimizer = make_optimizer(config, infos)
     zeros = jax.tree.map(jnp.zeros_like, params)
     updates, _ = optimizer.update(zeros, optimizer.init(params), params)
     found = {name: float(x.flat[0]) for name, x in tiny.flat(updates).items()}
     assert found == pytest.approx(
         {
-            "embeddings/word": 0.5 * 0.01,
-            "encoder/layers/up/bias": 0,
-            "encoder/layers/up/kernel": 0.5 * 0.1,
-            "head/output/kernel": 0.5,
+            "table": 0.5 * 0.01,
+            "layers/bias": 0,
+            "layers/kernel": 0.5 * 0.1,
+            "head": 0.5,
         }
     )

@@ -4,10 +4,11 @@ import dataclasses
 
 import paper_flops
 import pytest
+import tiny
 from test_config import recipe
 
 from electra_jax.config import model_config
-from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.encoders.base import EncoderConfig
 from electra_jax.settings import field
 
 VOCAB = 30522
@@ -19,6 +20,11 @@ def changed_recipe(name: str, changes: dict):
         section, _, leaf = path.rpartition(".")
         setattr(field(config, section) if section else config, leaf, value)
     return config
+
+
+def sized(*sizes: int) -> EncoderConfig:
+    names = ("vocab_size", "embedding_size", "hidden_size", "num_layers", "num_heads")
+    return tiny.encoder(**dict(zip((*names, "intermediate_size"), sizes, strict=True)))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +59,7 @@ def test_totals_of_recipes(name, changes, total):
     ],
 )
 def test_totals_of_others(sizes, batch_size, steps, output_share, total):
-    config = EncoderConfig(*sizes)
+    config = sized(*sizes)
     share = paper_flops.OUTPUT_SHARE if output_share is None else output_share
     per_token = paper_flops.tower(config, 512) + share * paper_flops.masked_lm_head(config)
     assert f"{2 * batch_size * steps * 512 * per_token:.3e}" == total
@@ -61,7 +67,7 @@ def test_totals_of_others(sizes, batch_size, steps, output_share, total):
 
 def test_total_of_t5():
     """T5-11B has heads wider than its layers, and a decoder that attends twice."""
-    config = EncoderConfig(32_000, 1024, 1024, 24, 128, 65_536)
+    config = sized(32_000, 1024, 1024, 24, 128, 65_536)
     attention = paper_flops.attention(config, 512, 128 * 128)
     around = paper_flops.feed_forward(config) * 24 + paper_flops.embeddings(config, 512)
     encoder, decoder = 24 * attention + around, 24 * 2 * attention + around

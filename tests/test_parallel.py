@@ -1,10 +1,9 @@
 """Numbers do not depend on the topology; and arrays lie where the rules say."""
 
+import dataclasses
 import functools
 import inspect
 import math
-import re
-import runpy
 import types
 from pathlib import Path
 from unittest import mock
@@ -16,23 +15,19 @@ import tiny
 from jax.sharding import PartitionSpec
 from ml_collections import ConfigDict
 
-from electra_jax.config import model_config
 from electra_jax.errors import UserError
-from electra_jax.modeling.electra import structure
-from electra_jax.modeling.params import path_name
+from electra_jax.modeling.params import ParamInfo, path_name
 from electra_jax.monitoring.rates import compilations
 from electra_jax.objectives import masking
 from electra_jax.sharding.mesh import make_mesh, share_of_rows
-from electra_jax.sharding.rules import RULES, partition_spec
+from electra_jax.sharding.rules import partition_spec, shardings
 from electra_jax.training.checkpoint import Checkpoints
+from electra_jax.training.optimizer import adam_state
 from electra_jax.training.program import Program, make_program
 from electra_jax.training.step import TrainState, init_state
 
 BATCH = tiny.packed(16)
 SEED = 1
-FINE_TUNING = ("classify", "glue", "squad", "tagging")  # their rules are in test_heads
-FILES = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
-RECIPES = [path for path in FILES if path.stem not in FINE_TUNING]
 
 # name: data, fsdp, tensor, micro-batches, api, optimiser sharded
 CARRIERS = {
@@ -216,76 +211,90 @@ def test_compiles_once(carrier):
 # Layout
 
 
+ENCODER = {  # of 5 heads, which 2 does not divide, over 15 wide embeddings
+    "encoder/projection/kernel": (None, None),
+    "encoder/projection/bias": (None,),
+    "encoder/layers/attention/qkv/kernel": (None, "fsdp", None, None, None),
+    "encoder/layers/attention/qkv/bias": (None, None, None, None),
+    "encoder/layers/attention/out/kernel": (None, None, None, "fsdp"),
+    "encoder/layers/attention/out/bias": (None, None),
+    "encoder/layers/attention_norm/scale": (None, None),
+    "encoder/layers/attention_norm/bias": (None, None),
+    "encoder/layers/up/kernel": (None, "fsdp", "tensor"),
+    "encoder/layers/up/bias": (None, "tensor"),
+    "encoder/layers/down/kernel": (None, "tensor", "fsdp"),
+    "encoder/layers/down/bias": (None, None),
+    "encoder/layers/output_norm/scale": (None, None),
+    "encoder/layers/output_norm/bias": (None, None),
+    "head/dense/kernel": ("fsdp", None),
+    "head/dense/bias": (None,),
+}
+DISCRIMINATOR = ENCODER | {
+    "head/output/kernel": ("fsdp", None),
+    "head/output/bias": (None,),
+}
+GENERATOR = ENCODER | {  # of 2 heads
+    "encoder/layers/attention/qkv/kernel": (None, "fsdp", None, "tensor", None),
+    "encoder/layers/attention/qkv/bias": (None, None, "tensor", None),
+    "encoder/layers/attention/out/kernel": (None, "tensor", None, "fsdp"),
+    "head/norm/scale": (None,),
+    "head/norm/bias": (None,),
+    "head/bias": (None,),
+}
+EMBEDDINGS = {
+    "word": (None, None),
+    "position": (None, None),
+    "token_type": (None, None),
+    "norm/scale": (None,),
+    "norm/bias": (None,),
+}
+
+
+def test_every_parameter_is_split_as_its_axes_say_where_they_divide():
+    usual = tiny.objective(embedding_size=15, hidden_size=40, num_heads=5)
+    generator = dataclasses.replace(usual.model.generator, num_heads=2)
+    model = dataclasses.replace(usual.model, generator=generator)
+    objective = dataclasses.replace(usual, model=model)
+    found = shardings(objective.param_infos(), objective.structure(), mesh(2, 2, 2))
+    leaves = jax.tree.leaves_with_path(found)
+    assert {path_name(path): tuple(x.spec) for path, x in leaves} == {
+        **{f"discriminator/{name}": spec for name, spec in DISCRIMINATOR.items()},
+        **{f"generator/{name}": spec for name, spec in GENERATOR.items()},
+        **{f"embeddings/{name}": spec for name, spec in EMBEDDINGS.items()},
+    }
+
+
+TABLE, UP = ("vocab", "embed"), ("layers", "embed", "mlp")
+
+
 @pytest.mark.parametrize(
-    ("kind", "sharing"),
-    [("electra", "embeddings"), ("electra", "none"), ("electra", "all"), ("mlm", "embeddings")],
-)
-def test_every_path_matches_exactly_one_rule(kind, sharing):
-    objective = tiny.objective(kind, sharing)
-    state = jax.eval_shape(lambda: init_state(objective, tiny.optimizer(), 0))
-    used = set()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        name = path_name(path)
-        matching = [rule for rule in RULES if re.search(rule[0], name)]
-        assert len(matching) == 1, name
-        assert len(matching[0][1]) <= leaf.ndim, name
-        used.add(matching[0][0])
-    assert used == {pattern for pattern, _ in RULES}
-
-
-@pytest.mark.parametrize("sharing", ["embeddings", "none", "all"])
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_parameter_of_every_recipe_matches_exactly_one_rule(path, sharing):
-    config = runpy.run_path(str(path))["get_config"]()
-    if config.objective == "mlm" and sharing != "embeddings":
-        pytest.skip("masked language modelling has nothing to share")
-    config.generator.sharing = sharing
-    if sharing == "all":
-        config.generator.update(width=1.0, depth=1.0)
-    _, params = structure(model_config(config, vocab_size=30522))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        name = f"params/{path_name(path)}"
-        (split,) = (split for pattern, split in RULES if re.search(pattern, name))
-        assert len(split) <= leaf.ndim, name
-
-
-def test_unknown_path_is_an_error():
-    with pytest.raises(KeyError, match="params/pooler/kernel"):
-        partition_spec("params/pooler/kernel", (8, 8), mesh(2, 2, 2))
-
-
-def test_indivisible_axes_stay_whole():
-    devices = mesh(2, 2, 2)
-    name = "params/generator/encoder/layers/attention/qkv/kernel"
-    split = partition_spec(name, (2, 16, 3, 2, 8), devices)
-    assert split == PartitionSpec(None, "fsdp", None, "tensor", None)
-    one_head = partition_spec(name, (2, 16, 3, 1, 16), devices)
-    assert one_head == PartitionSpec(None, "fsdp", None, None, None)
-    odd_width = partition_spec(name, (2, 15, 3, 2, 8), devices)
-    assert odd_width == PartitionSpec(None, None, None, "tensor", None)
-
-
-@pytest.mark.parametrize(
-    ("path", "shape", "axes", "expected"),
+    ("names", "shape", "axes", "expected"),
     [
-        ("embeddings/word", (300, 8), (8, 1, 1), (None, "data")),  # 8 does not divide 300
-        ("embeddings/word", (304, 8), (8, 1, 1), ("data", "fsdp")),
-        ("embeddings/word", (304, 8), (2, 2, 2), ("data", "fsdp")),
-        ("embeddings/word", (303, 8), (2, 2, 2), (None, "fsdp")),  # nothing is left to split
-        ("encoder/layers/up/kernel", (2, 32, 64), (8, 1, 1), (None, "fsdp", "data")),
-        ("encoder/layers/up/kernel", (2, 32, 64), (4, 1, 2), (None, "data", "tensor")),
-        ("encoder/layers/up/kernel", (2, 32, 64), (2, 2, 2), ("data", "fsdp", "tensor")),
-        ("embeddings/norm/scale", (8,), (8, 1, 1), ("data",)),
-        ("head/bias", (3,), (8, 1, 1), (None,)),
+        (TABLE, (300, 8), (8, 1, 1), (None, "data")),  # 8 does not divide 300
+        (TABLE, (304, 8), (8, 1, 1), ("data", "fsdp")),
+        (TABLE, (304, 8), (2, 2, 2), ("data", "fsdp")),
+        (TABLE, (303, 8), (2, 2, 2), (None, "fsdp")),  # nothing is left to split
+        (UP, (2, 32, 64), (8, 1, 1), (None, "fsdp", "data")),
+        (UP, (2, 32, 64), (4, 1, 2), (None, "data", "tensor")),
+        (UP, (2, 32, 64), (2, 2, 2), ("data", "fsdp", "tensor")),
+        ((None,), (8,), (8, 1, 1), ("data",)),
+        (("vocab",), (3,), (8, 1, 1), (None,)),
     ],
 )
-def test_moments_are_split_over_data_on_the_largest_whole_axis(path, shape, axes, expected):
-    devices = mesh(*axes)
-    plain = partition_spec(f"params/{path}", shape, devices)
-    assert partition_spec(f"params/{path}", shape, devices, shard_optimizer=True) == plain
-    assert partition_spec(f"opt_state/1/mu/{path}", shape, devices) == plain
-    split = partition_spec(f"opt_state/1/mu/{path}", shape, devices, shard_optimizer=True)
+def test_moments_are_split_over_data_on_the_largest_whole_axis(names, shape, axes, expected):
+    split = partition_spec(ParamInfo(names), shape, mesh(*axes), over_data=True)
     assert split == PartitionSpec(*expected)
+
+
+def test_moments_lie_as_their_parameters_unless_they_are_sharded():
+    for carrier in ("2 data, 2 fsdp, 2 tensor", "2 data, 2 fsdp, 2 tensor, optimiser sharded"):
+        state = program(carrier, "electra").abstract_state
+        params, *moments = (
+            jax.tree.map(lambda x: x.sharding, tree)
+            for tree in (state.params, *adam_state(state.opt_state))
+        )
+        assert moments[0] == moments[1]
+        assert (moments[0] == params) == ("sharded" not in carrier)
 
 
 def share(array: jax.Array) -> float:
@@ -297,7 +306,7 @@ def test_devices_hold_their_share_of_parameters_and_moments():
     def shares(carrier: str) -> dict[str, float]:
         running = program(carrier, "electra")
         state, _ = running.train_step(start(running, "electra"), running.place(BATCH))  # stays so
-        trees = state.params, state.opt_state[1]["mu"], state.opt_state[1]["nu"]
+        trees = state.params, *adam_state(state.opt_state)
         params, *moments = (
             {path_name(path): share(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
             for tree in trees
@@ -305,17 +314,17 @@ def test_devices_hold_their_share_of_parameters_and_moments():
         assert all(moment == params for moment in moments)
         return params
 
-    tower = "discriminator/encoder/layers"
+    layers = "discriminator/encoder/layers"
     kernels = [
-        f"{tower}/{part}/kernel" for part in ("attention/qkv", "attention/out", "up", "down")
+        f"{layers}/{part}/kernel" for part in ("attention/qkv", "attention/out", "up", "down")
     ]
     fsdp = shares("2 data, 4 fsdp")
     assert all(fsdp[name] == 1 / 4 for name in [*kernels, "embeddings/word"])
-    assert fsdp[f"{tower}/up/bias"] == fsdp["embeddings/norm/scale"] == 1
+    assert fsdp[f"{layers}/up/bias"] == fsdp["embeddings/norm/scale"] == 1
 
     both = shares("2 data, 2 fsdp, 2 tensor")
     assert all(both[name] == 1 / 4 for name in kernels)
-    assert both[f"{tower}/attention/qkv/bias"] == both[f"{tower}/up/bias"] == 1 / 2
+    assert both[f"{layers}/attention/qkv/bias"] == both[f"{layers}/up/bias"] == 1 / 2
     assert both["generator/encoder/layers/attention/qkv/kernel"] == 1 / 2  # one head: fsdp alone
 
 
@@ -335,7 +344,7 @@ def test_sharded_moments_stay_so_beside_whole_parameters():
     running = program("8 data, optimiser sharded", "electra")
     state, _ = running.train_step(start(running, "electra"), running.place(BATCH))
     assert all(share(x) == 1 for x in jax.tree.leaves(state.params))
-    for moments in state.opt_state[1].values():
+    for moments in adam_state(state.opt_state):
         leaves = jax.tree_util.tree_leaves_with_path(moments)
         held = {path_name(path): share(x) for path, x in leaves}
         whole = {name for name, part in held.items() if part != 1 / 8}

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from scipy import special
 from stdlib_text import stdlib_documents
 from stores import make_store
@@ -81,10 +82,8 @@ def pretrained(place, store):
 def finetuned(path: Path, store, kind: str, **data):
     """A run directory with a head for a task whose labels are given; its task and parameters."""
     config = finetuning.get_config()
-    sizes = dict(
-        zip(finetuning.SIZES, (store.tokenizer.vocab_size, 16, 32, 1, 2, 64, 64, 2), strict=True)
-    )
-    config.model.update(sizes)
+    encoder = tiny.encoder(vocab_size=store.tokenizer.vocab_size, max_positions=64)
+    config.model.update(encoder.sizes())
     config.init_from = "gone"
     config.data.update(kind=kind, max_length=48, train="gone.csv", dev="gone.csv", **data)
     task = finetuning.make_task(config, lambda line: None)

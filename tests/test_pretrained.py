@@ -20,6 +20,7 @@ from electra_jax.interop import huggingface
 from electra_jax.interop.export import write
 from electra_jax.interop.pretrained import load_encoder, load_networks
 from electra_jax.interop.source import config_of
+from electra_jax.modeling.electra import network_of
 from electra_jax.modeling.params import Params
 from electra_jax.objectives import Objective, make_objective
 from electra_jax.run.workdir import write_run_files
@@ -73,7 +74,7 @@ def save_run(directory: Path, config: ConfigDict, params: Params) -> str:
 def save_huggingface(
     directory: Path, params: Params, part: str, tokenizer: WordPiece | None = None
 ) -> str:
-    tower = huggingface.one_tower(params, part.replace("encoder", "discriminator"))
+    tower = network_of(params, part.replace("encoder", "discriminator"))
     if part == "encoder":
         del tower["head"]
     config = huggingface.to_config(config_of(tower, {}), part, 0)

@@ -19,8 +19,8 @@ from electra_jax.data.tokenizers.base import Tokenizer, encode_with_special_toke
 from electra_jax.interop.export import USAGE, export
 from electra_jax.interop.pretrained import load_encoder, load_tower
 from electra_jax.interop.source import config_of, parts_of, read_source
-from electra_jax.modeling.electra import Context, Electra, ElectraConfig, run_tower, structure
-from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.electra import Electra, ElectraConfig, structure
+from electra_jax.modeling.encoders.base import Context, EncoderConfig, encode
 from electra_jax.modeling.layers import gelu
 from electra_jax.modeling.params import Params
 from electra_jax.training.checkpoint import restore_params
@@ -92,7 +92,7 @@ def our_outputs(params: Params, config: EncoderConfig, part: str, batch: dict) -
     if part == "generator":
         logits = model.generate(ids, context, positions, None)
         return np.asarray(logits[..., : config.vocab_size])
-    hidden = run_tower(model.embeddings, model.discriminator.encoder, ids, context, None)
+    hidden = encode(model.embeddings, model.discriminator.encoder, ids, context, None)
     return np.asarray(hidden)
 
 

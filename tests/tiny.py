@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from electra_jax.modeling.electra import ElectraConfig
-from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.encoders import ENCODERS
+from electra_jax.modeling.encoders.base import EncoderConfig
 from electra_jax.modeling.heads import CopyHead, MaskedLMHead
 from electra_jax.objectives import Objective
 from electra_jax.objectives.adversarial import AdversarialTokenDetection
@@ -81,13 +83,10 @@ def objective(
     """
     if kind == "two_stage":
         full_size, sharing = True, sharing if sharing == "none" else "gdes"
-    discriminator = EncoderConfig(
+    discriminator = encoder_config(
         **{
             "vocab_size": vocab_size,
-            "embedding_size": 8,
             "hidden_size": 32,
-            "num_layers": 2,
-            "num_heads": 2,
             "intermediate_size": 64,
             "max_positions": 64,
             "dropout": 0.0,
@@ -115,16 +114,27 @@ def objective(
 
 def encoder(**changes) -> EncoderConfig:
     """For fine-tuning: 16 wide, with dropout."""
-    default = EncoderConfig(
-        vocab_size=50,
-        embedding_size=8,
-        hidden_size=16,
-        num_layers=2,
-        num_heads=2,
-        intermediate_size=32,
-        max_positions=16,
-    )
-    return dataclasses.replace(default, **changes)
+    return encoder_config(**{"vocab_size": 50, "max_positions": 16, **changes})
+
+
+def encoder_config(**changes) -> EncoderConfig:
+    """16 wide with two heads and two layers."""
+    usual = {
+        "encoder": "bert",
+        "embedding_size": 8,
+        "hidden_size": 16,
+        "num_layers": 2,
+        "num_heads": 2,
+        "intermediate_size": 32,
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+        "init_stddev": 0.02,
+        "remat": "none",
+        "scan_unroll": 1,
+        "dtype": jnp.float32,
+    }
+    values = usual | changes
+    return ENCODERS[values["encoder"]].Config(**values)
 
 
 def optimizer(**changes) -> OptimizerConfig:

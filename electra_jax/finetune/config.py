@@ -16,8 +16,8 @@ from electra_jax.finetune import objective
 from electra_jax.finetune.heads.base import STYLES
 from electra_jax.finetune.tasks import TASKS
 from electra_jax.finetune.tasks.base import Log, Task
-from electra_jax.modeling.encoder import EncoderConfig
-from electra_jax.modeling.precision import compute_dtype
+from electra_jax.modeling.encoders import ENCODERS, encoder_config
+from electra_jax.modeling.encoders.base import EncoderConfig, compute_dtype
 from electra_jax.objectives.metrics import Metric
 from electra_jax.settings import (
     COUNT,
@@ -38,6 +38,8 @@ from electra_jax.settings import (
 )
 from electra_jax.sharding.mesh import check_topology
 
+INIT_STDDEV = 0.02  # of new layers
+
 
 @dataclasses.dataclass(frozen=True)
 class Data(Loading):
@@ -57,6 +59,7 @@ class Data(Loading):
 class Model(Numerics):
     """Numerics; the sizes are those of the weights, which fill them in."""
 
+    encoder: str | None = setting(None, "of the weights", key_of(ENCODERS))
     vocab_size: int | None = setting(None, "of the weights", COUNT)
     embedding_size: int | None = setting(None, "of the weights", COUNT)
     hidden_size: int | None = setting(None, "of the weights", COUNT)
@@ -64,10 +67,6 @@ class Model(Numerics):
     num_heads: int | None = setting(None, "of the weights", COUNT)
     intermediate_size: int | None = setting(None, "of the weights", COUNT)
     max_positions: int | None = setting(None, "of the weights", COUNT)
-    token_types: int | None = setting(None, "of the weights", COUNT)
-
-
-SIZES = tuple(name for name in settings_of(Model) if name not in settings_of(Numerics))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +131,15 @@ class FineTuning(Run):
 
 def settings() -> dict[str, Setting]:
     """Every setting of fine-tuning by its dotted name, those of all tasks included."""
-    return settings_of(FineTuning) | prefixed("data", task_settings())
+    shared = settings_of(FineTuning)
+    return shared | prefixed("model", sizes()) | prefixed("data", task_settings())
+
+
+def sizes() -> dict[str, Setting]:
+    """The settings in `config.model` that the weights decide; they have no default."""
+    own = settings_of(*(encoder.Config for encoder in ENCODERS.values()))
+    own = {name: dataclasses.replace(one, default=None) for name, one in own.items()}
+    return {name: x for name, x in settings_of(Model).items() if x.default is None} | own
 
 
 def task_settings() -> dict[str, Setting]:
@@ -224,8 +231,8 @@ def metrics_of(stored: Mapping[str, Any]) -> dict[str, Metric]:
 
 def make_objective(config: ConfigDict, task: Task) -> objective.FineTuning:
     """The head of `task` on an encoder of the sizes in a completed configuration."""
-    model = {name: config.model[name] for name in settings_of(Model)}
-    encoder = EncoderConfig(**model | {"dtype": compute_dtype(config.model.dtype)})
+    dtype = compute_dtype(config.model.dtype)
+    encoder = encoder_config(config.model, init_stddev=INIT_STDDEV, dtype=dtype)
     return objective.FineTuning(encoder, task.head)
 
 

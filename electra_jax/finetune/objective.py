@@ -12,12 +12,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from electra_jax.finetune.heads.base import Head, Outputs
-from electra_jax.modeling.electra import Context, run_tower
-from electra_jax.modeling.encoder import Embeddings, Encoder, EncoderConfig
-from electra_jax.modeling.flops import encoder_flops
-from electra_jax.modeling.layers import PRNGKey
+from electra_jax.modeling.encoders import encoder_class
+from electra_jax.modeling.encoders.base import Context, EncoderConfig, encode
+from electra_jax.modeling.layers import PRNGKey, split_key
 from electra_jax.modeling.params import Params
-from electra_jax.objectives.base import Batch, Inputs, Objective, Sums, context, split_key
+from electra_jax.objectives.base import Batch, Inputs, Objective, Sums, context
 from electra_jax.objectives.metrics import Metric
 from electra_jax.objectives.schedules import Step
 
@@ -26,15 +25,16 @@ class EncoderWithHead(nnx.Module):
     """The network. Its parameters are `{"embeddings", "encoder", "head"}`."""
 
     def __init__(self, config: EncoderConfig, head: Head, rngs: nnx.Rngs):
-        self.embeddings = Embeddings(config, rngs)
-        self.encoder = Encoder(config, rngs)
+        kind = encoder_class(config)
+        self.embeddings = kind.Embeddings(config, rngs)
+        self.encoder = kind(config, rngs)
         self.head = head.layers(config, rngs)
 
     def hidden(
         self, ids: Int[Array, "B L"], context: Context, key: PRNGKey | None
     ) -> Float[Array, "B L H"]:
         """The last layer's states. `key` seeds dropout; None switches it off."""
-        return run_tower(self.embeddings, self.encoder, ids, context, key)
+        return encode(self.embeddings, self.encoder, ids, context, key)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ class FineTuning(Objective):
 
     def flops_per_token(self, length: int) -> float:
         """Operations for one token of a training step; those of the head are left out."""
-        return 3.0 * encoder_flops(self.encoder, length)
+        return 3.0 * encoder_class(self.encoder).flops_per_token(self.encoder, length)
 
     def mask(self, batch: Batch, key: PRNGKey) -> tuple:
         """Nothing is drawn beforehand."""

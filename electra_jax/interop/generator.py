@@ -8,7 +8,7 @@ import numpy as np
 from electra_jax.data import tokenizers
 from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
-from electra_jax.modeling.electra import tower_embeddings
+from electra_jax.modeling.electra import network_of
 from electra_jax.modeling.params import Params, path_name
 from electra_jax.training.checkpoint import restore_params
 
@@ -31,12 +31,7 @@ def generator_of(run: Path, tokenizer: Tokenizer) -> Params:
         raise UserError(f"{where}, but the run there has no generator")
     if tokenizers.load(run / "tokenizer").hash != tokenizer.hash:
         raise UserError(f"{where}, but the run there has another tokenizer than config.data gives")
-    own = params["generator"]
-    return {
-        "embeddings": tower_embeddings(params, "generator"),
-        "encoder": own["encoder"] if "encoder" in own else params["discriminator"]["encoder"],
-        "head": own["head"],
-    }
+    return network_of(params, "generator")
 
 
 def generator_weights(run: Path, tokenizer: Tokenizer, structure: Params) -> dict[str, np.ndarray]:

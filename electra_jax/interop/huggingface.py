@@ -20,8 +20,9 @@ import numpy as np
 from jaxtyping import Array
 
 from electra_jax.errors import UserError
-from electra_jax.modeling.electra import ElectraConfig, structure, tower_embeddings
-from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.electra import ElectraConfig, network_of, structure
+from electra_jax.modeling.encoders.base import EncoderConfig
+from electra_jax.modeling.encoders.bert import Bert
 from electra_jax.modeling.layers import LAYER_NORM_EPSILON
 from electra_jax.modeling.params import Params, path_name
 
@@ -111,27 +112,12 @@ RATES = {
 }
 
 
-def one_tower(params: Params, tower: str) -> Params:
-    """`{"embeddings", "encoder", "head"}`: what `tower` runs on, however it is shared.
-
-    Args:
-      params: of a whole model, or their shapes.
-      tower: `generator` or `discriminator`.
-    """
-    own = params[tower]
-    return {
-        "embeddings": tower_embeddings(params, tower),
-        "encoder": own["encoder"] if "encoder" in own else params["discriminator"]["encoder"],
-        "head": own["head"],
-    }
-
-
 def tower_structure(config: EncoderConfig, part: str, num_outputs: int = 0) -> Params:
     """Shapes of a part of these sizes, `num_outputs` being those of a fine-tuned head."""
     shapes = structure(ElectraConfig(config, config, "all"))[1]
     if part in ("discriminator", "generator"):
-        return one_tower(shapes, part)
-    tower = one_tower(shapes, "discriminator")
+        return network_of(shapes, part)
+    tower = network_of(shapes, "discriminator")
     pretraining_head = tower.pop("head")
     if PARTS[part].head:
         width = config.hidden_size
@@ -283,7 +269,14 @@ def from_config(content: Mapping[str, Any]) -> EncoderConfig:
             f"hidden_size is {sizes['hidden_size']} and num_attention_heads is "
             f"{sizes['num_heads']}; allowed: heads that divide the hidden size"
         )
-    return EncoderConfig(**sizes, **{name: float(value) for name, value in rates.items()})
+    return sized(sizes, {name: float(value) for name, value in rates.items()})
+
+
+def sized(sizes: Mapping[str, int], rates: Mapping[str, float]) -> EncoderConfig:
+    """An encoder of these sizes. Rates that are not given are the usual ones."""
+    usual = {"dropout": 0.1, "attention_dropout": 0.1, "init_stddev": 0.02}
+    numerics = {"remat": "none", "scan_unroll": 1, "dtype": jnp.float32}
+    return Bert.Config(encoder="bert", **sizes, **usual | dict(rates), **numerics)
 
 
 # Other spellings of the same tensors: BERT's, those of a file without a head, those of old files.

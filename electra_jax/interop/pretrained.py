@@ -16,7 +16,8 @@ from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.interop import huggingface
 from electra_jax.interop.source import Network, Source, grouped, read_source
-from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.electra import network_of
+from electra_jax.modeling.encoders.base import EncoderConfig
 from electra_jax.modeling.params import Params, path_name
 from electra_jax.objectives import Objective
 from electra_jax.training.step import stream
@@ -177,7 +178,7 @@ def load_networks(
         check_vocabulary(source, tokenizer, resize)
         check_sizes(source, part, tower, wanted, objective.model.discriminator is None, resize)
         params = load_tower(source, part, with_head=part == tower)
-        own = {name: huggingface.one_tower(paths, tower)[name] for name in params}
+        own = {name: network_of(paths, tower)[name] for name in params}
         if "positions" in resize:
             resize_positions(params, own, source, fresh, log)
         if "vocabulary" in resize:

@@ -22,9 +22,9 @@ from electra_jax.files import read_json
 from electra_jax.interop import huggingface, tensorflow1
 from electra_jax.interop.tensor_bundle import Entry, read_index
 from electra_jax.interop.tokenizer_files import read_tokenizer
-from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.electra import network_of
+from electra_jax.modeling.encoders.base import EncoderConfig, num_heads
 from electra_jax.modeling.params import Params, path_name
-from electra_jax.modeling.sizes import num_heads
 from electra_jax.run.workdir import chosen_step
 from electra_jax.training.checkpoint import restore_params
 
@@ -128,7 +128,7 @@ def parts_of(params: Params) -> dict[str, Params]:
     towers = {}
     for part in ("discriminator", "generator"):
         if part in params:
-            tower = huggingface.one_tower(params, part)
+            tower = network_of(params, part)
             if part == "discriminator" and {*tower["head"]} != {"dense", "output"}:
                 del tower["head"]  # it predicts words: `replace_mlm`, `all_tokens_mlm`
                 part = "encoder"
@@ -147,17 +147,17 @@ def config_of(params: Params, rates: Mapping[str, float]) -> EncoderConfig:
     embeddings, layers = params["embeddings"], params["encoder"]["layers"]
     num_layers, hidden_size, _, num_heads, _ = layers["attention"]["qkv"]["kernel"].shape
     vocab_size, embedding_size = embeddings["word"].shape
-    return EncoderConfig(
-        vocab_size=vocab_size,
-        embedding_size=embedding_size,
-        hidden_size=hidden_size,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        intermediate_size=layers["up"]["kernel"].shape[-1],
-        max_positions=len(embeddings["position"]),
-        token_types=len(embeddings["token_type"]),
-        **rates,
-    )
+    sizes = {
+        "vocab_size": vocab_size,
+        "embedding_size": embedding_size,
+        "hidden_size": hidden_size,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "intermediate_size": layers["up"]["kernel"].shape[-1],
+        "max_positions": len(embeddings["position"]),
+        "token_types": len(embeddings["token_type"]),
+    }
+    return huggingface.sized(sizes, rates)
 
 
 def _read_huggingface(directory: Path) -> Source:
@@ -262,16 +262,17 @@ def _tensorflow_config(prefix: Path, tensors: Mapping[str, np.ndarray]) -> Encod
             f"{prefix}.index: the width is {hidden_size}, which one attention head for every 64 "
             "does not divide"
         )
-    return EncoderConfig(
-        vocab_size=vocab_size,
-        embedding_size=embedding_size,
-        hidden_size=hidden_size,
-        num_layers=num_layers,
-        num_heads=heads,
-        intermediate_size=tensors[up.format(0)].shape[0],
-        max_positions=max_positions,
-        token_types=token_types,
-    )
+    sizes = {
+        "vocab_size": vocab_size,
+        "embedding_size": embedding_size,
+        "hidden_size": hidden_size,
+        "num_layers": num_layers,
+        "num_heads": heads,
+        "intermediate_size": tensors[up.format(0)].shape[0],
+        "max_positions": max_positions,
+        "token_types": token_types,
+    }
+    return huggingface.sized(sizes, {})
 
 
 def _only_checkpoint(directory: Path) -> Path:

@@ -20,12 +20,12 @@ from electra_jax.errors import UserError
 from electra_jax.finetune import results
 from electra_jax.finetune.buckets import Buckets, make_buckets
 from electra_jax.finetune.config import (
-    SIZES,
     layerwise_decay,
     learning_rate,
     make_objective,
     make_task,
     settings,
+    sizes,
     validate,
 )
 from electra_jax.finetune.evaluation import (
@@ -37,7 +37,7 @@ from electra_jax.finetune.evaluation import (
 from electra_jax.finetune.objective import FineTuning
 from electra_jax.finetune.tasks.base import TRAIN, Task
 from electra_jax.interop.pretrained import Pretrained, load_encoder
-from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.encoders.base import EncoderConfig
 from electra_jax.modeling.params import Params, path_name
 from electra_jax.monitoring.display import log_line
 from electra_jax.monitoring.writer import read_metrics
@@ -164,7 +164,7 @@ def check_workdir(config: ConfigDict, workdir: Path) -> list[str]:
 
 def fits(before: ConfigDict, now: ConfigDict, step: int) -> bool:
     """Whether both configurations have the same parameters, as far as they tell."""
-    names = ("data.labels", *(f"model.{name}" for name in SIZES))
+    names = ("data.labels", *(f"model.{name}" for name in sizes()))
     return all(field(before, name) == field(now, name) for name in names)
 
 
@@ -183,8 +183,7 @@ def complete(config: ConfigDict, task: Task, encoder: EncoderConfig, num_rows: i
       UserError: sizes are given that the weights do not have, or rows are too long for them.
     """
     config = config.copy_and_resolve_references()
-    for name in SIZES:
-        size = getattr(encoder, name)
+    for name, size in encoder.sizes().items():
         if config.model[name] not in (None, size):
             raise UserError(
                 f"config.model.{name} is {config.model[name]}, but {config.init_from} has {size}; "

@@ -10,17 +10,13 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from electra_jax.modeling.encoder import Embeddings, Encoder, EncoderConfig, attention_bias
+from electra_jax.modeling.encoders import encoder_class
+from electra_jax.modeling.encoders.base import Context, EncoderConfig, encode
 from electra_jax.modeling.heads import MaskedLMHead, ReplacedTokenHead
-from electra_jax.modeling.layers import (
-    PRNGKey,
-    dense,
-    truncated_normal,
-)
+from electra_jax.modeling.layers import PRNGKey, dense, split_key, truncated_normal
 from electra_jax.modeling.params import Params
 
 
@@ -29,11 +25,11 @@ class ElectraConfig:
     """What to build.
 
     Attributes:
-      discriminator: the tower that is kept after pre-training; None for masked language
-        modelling, where the generator, at full size, is the model.
-      generator: the tower that proposes replacements; None where a fixed distribution does.
+      discriminator: the encoder that is kept after pre-training; None for masked language
+        modeling, where the generator, at full size, is the model.
+      generator: the encoder that proposes replacements; None where a fixed distribution does.
       sharing: `embeddings` (one set of tables for both), `none` (the generator has tables of its
-        own width), `all` (one tower plays both roles, only the heads differ; spec 2.2) or `gdes`
+        own width), `all` (one encoder plays both roles, only the heads differ; spec 2.2) or `gdes`
         (the discriminator reads the generator's tables plus residual ones, zero at first, and its
         gradients reach the latter alone; He et al., DeBERTaV3, ICLR 2023).
       discriminator_head: a class of `modeling.heads`, or one like these.
@@ -48,47 +44,40 @@ class ElectraConfig:
 
     @property
     def main(self) -> EncoderConfig:
-        """The tower that is kept."""
+        """The encoder that is kept."""
         return self.discriminator or self.generator
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Context:
-    """What a tower reads beside the token ids; the same for original and corrupted ids."""
-
-    piece_ids: Int[Array, "B L"]
-    position_ids: Int[Array, "B L"]
-    token_type_ids: Int[Array, "B L"]
 
 
 class Generator(nnx.Module):
     """A small masked language model. `encoder` and `embeddings` are None where shared."""
 
     def __init__(self, config: EncoderConfig, sharing: str, baseline: bool, rngs: nnx.Rngs):
-        self.embeddings = Embeddings(config, rngs) if sharing == "none" else None
-        self.encoder = None if sharing == "all" else Encoder(config, rngs)
+        kind = encoder_class(config)
+        self.embeddings = kind.Embeddings(config, rngs) if sharing == "none" else None
+        self.encoder = None if sharing == "all" else kind(config, rngs)
         self.head = MaskedLMHead(config, rngs)
         init = truncated_normal(config.init_stddev)
         self.baseline = dense(config.hidden_size, 1, init, config.dtype, rngs) if baseline else None
 
 
 class Discriminator(nnx.Module):
-    """The tower that reads corrupted text. `embeddings` are residual ones, of `gdes` alone."""
+    """It reads corrupted text. `embeddings` exist with `gdes` alone: they are residual ones."""
 
     def __init__(self, config: ElectraConfig, rngs: nnx.Rngs):
-        encoder = config.discriminator
-        self.encoder = Encoder(encoder, rngs)
+        encoder, zeros = config.discriminator, nnx.initializers.zeros
+        kind = encoder_class(encoder)
+        self.encoder = kind(encoder, rngs)
         self.head = config.discriminator_head(encoder, rngs)
-        zeros = nnx.initializers.zeros
-        self.embeddings = Embeddings(encoder, rngs, zeros) if config.sharing == "gdes" else None
+        self.embeddings = (
+            kind.Embeddings(encoder, rngs, zeros) if config.sharing == "gdes" else None
+        )
 
 
 class Electra(nnx.Module):
-    """The parent: owns the shared embeddings and runs either tower."""
+    """The parent: owns the shared embeddings and runs either network."""
 
     def __init__(self, config: ElectraConfig, rngs: nnx.Rngs):
-        self.embeddings = Embeddings(config.main, rngs)
+        self.embeddings = encoder_class(config.main).Embeddings(config.main, rngs)
         self.generator = (
             Generator(config.generator, config.sharing, config.baseline, rngs)
             if config.generator
@@ -116,9 +105,10 @@ class Electra(nnx.Module):
         """What the generator's head reads."""
         embeddings = self.generator.embeddings or self.embeddings
         encoder = self.generator.encoder or self.discriminator.encoder
+        embedding_key, encoder_key = split_key(key)
         with jax.named_scope("generator"):
-            hidden = run_tower(embeddings, encoder, masked_ids, context, key)
-            return jnp.take_along_axis(hidden, masked_positions[..., None], axis=1)
+            embedded = embeddings(masked_ids, context, embedding_key)
+            return encoder.states_at(masked_positions, embedded, context, encoder_key)
 
     def propose(self, states: Float[Array, "B P H"]) -> Float[Array, "B P Vpad"]:
         """Float32 logits over the vocabulary from `generator_states`."""
@@ -141,8 +131,8 @@ class Electra(nnx.Module):
         own, encoder = self.discriminator.embeddings, self.discriminator.encoder
         with jax.named_scope("discriminator"):
             if own is None:
-                return run_tower(self.embeddings, encoder, ids, context, key)
-            return run_tower(own, encoder, ids, context, key, base=self.embeddings)
+                return encode(self.embeddings, encoder, ids, context, key)
+            return encode(own, encoder, ids, context, key, base=self.embeddings)
 
     def discriminator_words(self) -> Float[Array, "V E"]:
         """The word table that the discriminator reads; its head's, where that predicts words."""
@@ -150,33 +140,28 @@ class Electra(nnx.Module):
         return shared if own is None else jax.lax.stop_gradient(shared) + own.word[...]
 
 
-def run_tower(
-    embeddings: Embeddings,
-    encoder: Encoder,
-    ids: Int[Array, "B L"],
-    context: Context,
-    key: PRNGKey | None,
-    base: Embeddings | None = None,
-) -> Float[Array, "B L H"]:
-    """Embed and encode. `key` seeds dropout; None switches it off."""
-    embedding_key, encoder_key = (None, None) if key is None else jax.random.split(key)
-    embedded = embeddings(ids, context.position_ids, context.token_type_ids, embedding_key, base)
-    return encoder(embedded, attention_bias(context.piece_ids), encoder_key)
+def network_of(params: Params, name: str) -> Params:
+    """`{"embeddings", "encoder", "head"}` that a network reads, however it shares them.
 
-
-def tower_embeddings(params: Params, tower: str) -> Params:
-    """The tables and LayerNorm that `tower`, `generator` or `discriminator`, reads, as one set."""
-    own = params[tower].get("embeddings")
-    if own is None:
-        return params["embeddings"]
-    if tower == "generator":
-        return own
-    tables = {name: params["embeddings"][name] + x for name, x in own.items() if name != "norm"}
-    return tables | {"norm": own["norm"]}
+    Args:
+      params: of an `Electra`.
+      name: `generator` or `discriminator`.
+    """
+    own, shared = params[name], params["embeddings"]
+    embeddings = own.get("embeddings", shared)
+    if name == "discriminator" and "embeddings" in own:  # tables are differences to the shared ones
+        embeddings = {
+            part: x if isinstance(x, dict) else shared[part] + x for part, x in embeddings.items()
+        }
+    return {
+        "embeddings": embeddings,
+        "encoder": own["encoder"] if "encoder" in own else params["discriminator"]["encoder"],
+        "head": own["head"],
+    }
 
 
 def init(config: ElectraConfig, key: PRNGKey) -> tuple[nnx.GraphDef, Params]:
-    """The model's structure and freshly initialised float32 parameters."""
+    """The model's structure and freshly initialized float32 parameters."""
     graph, state = nnx.split(Electra(config, nnx.Rngs(params=key)))
     return graph, nnx.to_pure_dict(state)
 

@@ -7,7 +7,7 @@ forward passes; recomputation does not count.
 import jax
 
 from electra_jax.modeling.electra import ElectraConfig
-from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.encoders import encoder_class
 from electra_jax.modeling.heads import MaskedLMHead
 
 # bfloat16 matrix peak of one device in FLOP/s, by a part of its `device_kind`; first match wins.
@@ -31,13 +31,6 @@ def peak_flops(device: jax.Device) -> float | None:
     return next((peak for name, peak in PEAKS if name in device.device_kind), None)
 
 
-def encoder_flops(config: EncoderConfig, length: int) -> int:
-    """Forward operations per token of the layers and the projection in front of them."""
-    hidden, inner, embedding = config.hidden_size, config.intermediate_size, config.embedding_size
-    layer = 8 * hidden * hidden + 4 * hidden * inner + 4 * length * hidden
-    return config.num_layers * layer + 2 * embedding * hidden * (embedding != hidden)
-
-
 def train_flops_per_token(
     model: ElectraConfig, length: int, predictions: int, generator_passes: int = 3
 ) -> float:
@@ -54,8 +47,10 @@ def train_flops_per_token(
     if generator:
         head = MaskedLMHead.flops_per_token(generator, share)
         head += 2 * generator.hidden_size * model.baseline * share
-        flops += generator_passes * (encoder_flops(generator, length) + head)
+        encoder = encoder_class(generator).flops_per_token(generator, length)
+        flops += generator_passes * (encoder + head)
     if discriminator:
         head = model.discriminator_head.flops_per_token(discriminator, share)
-        flops += 3 * (encoder_flops(discriminator, length) + head)
+        encoder = encoder_class(discriminator).flops_per_token(discriminator, length)
+        flops += 3 * (encoder + head)
     return flops

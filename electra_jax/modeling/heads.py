@@ -4,19 +4,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from electra_jax.modeling.encoder import EncoderConfig
-from electra_jax.modeling.layers import (
-    dense,
-    float32_einsum,
-    gelu,
-    glorot_uniform,
-    layer_norm,
-    truncated_normal,
-)
+from electra_jax.modeling.encoders.base import EncoderConfig
+from electra_jax.modeling.layers import dense, gelu, glorot_uniform, layer_norm, truncated_normal
+from electra_jax.modeling.params import ParamInfo, param
+from electra_jax.modeling.products import float32_einsum
 
 VOCAB_BLOCK = 128  # output columns are padded to a multiple of this: hardware tiles, see masking.py
-
-
 PADDED_LOGIT = -1e9
 
 
@@ -27,7 +20,7 @@ class MaskedLMHead(nnx.Module):
         init = truncated_normal(config.init_stddev)
         self.dense = dense(config.hidden_size, config.embedding_size, init, config.dtype, rngs)
         self.norm = layer_norm(config.embedding_size, config.dtype, rngs)
-        self.bias = nnx.Param(jnp.zeros(config.vocab_size))
+        self.bias = param(jnp.zeros(config.vocab_size), ParamInfo(("vocab",), decays=False))
 
     @staticmethod
     def flops(config: EncoderConfig) -> int:

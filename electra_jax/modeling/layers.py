@@ -1,26 +1,26 @@
-"""The small parts that every tower is made of: initialisers, dropout, dense and normalisation.
+"""The small parts that every network is made of: initializers, dropout, dense and normalization.
 
 Shape names used in all annotations: B batch, L length, P masked positions, E embedding width,
 H hidden width, F feed-forward width, A attention heads, D head width, V vocabulary,
 N layers (stacked parameters carry it in front).
 """
 
-import functools
 import math
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
-DENSE_OUTPUT = "dense_output"  # by this name a remat policy finds the products with parameters
+from electra_jax.modeling.params import ParamInfo
+from electra_jax.modeling.products import dense_product
+
 LAYER_NORM_EPSILON = 1e-12  # spec 1.4: BERT's value, far below Flax's default of 1e-6
 
 PRNGKey = Key[Array, ""]
 
-# Spec 1.5: layers that the original code created without an initialiser got the framework's.
+# Spec 1.5: layers that the original code created without an initializer got the framework's.
 glorot_uniform = nnx.initializers.glorot_uniform()
 
 
@@ -29,98 +29,58 @@ def truncated_normal(stddev: float) -> nnx.Initializer:
     return nnx.initializers.truncated_normal(stddev)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _dense_product(x: Array, kernel: Array, num_axes: int) -> Array:
-    """Contracts the last `num_axes` axes of `x` with the first of `kernel`."""
-    inner = tuple(range(x.ndim - num_axes, x.ndim)), tuple(range(num_axes))
-    return jax.lax.dot_general(x, kernel, (inner, ((), ())))
-
-
-def _dense_product_forward(x, kernel, num_axes):
-    return _dense_product(x, kernel, num_axes), (x, kernel)
-
-
-def _dense_product_backward(num_axes, operands, gradient):
-    x, kernel = operands
-    rows = tuple(range(x.ndim - num_axes))
-    outer = tuple(range(len(rows), gradient.ndim)), tuple(range(num_axes, kernel.ndim))
-    x_gradient = jax.lax.dot_general(gradient, kernel, (outer, ((), ())))
-    over_rows = ((rows, rows), ((), ()))
-    if x.size <= gradient.size:
-        return x_gradient, jax.lax.dot_general(x, gradient, over_rows)
-    transposed = jax.lax.dot_general(gradient, x, over_rows)
-    num_outer = len(outer[1])
-    order = (*range(num_outer, kernel.ndim), *range(num_outer))
-    return x_gradient, transposed.transpose(order)
-
-
-_dense_product.defvjp(_dense_product_forward, _dense_product_backward)
-
-
-def dense_product(x: Array, kernel: Array, dimension_numbers: tuple, **_: None) -> Array:
-    """`jax.lax.dot_general` for dense layers, with its own order in the kernel's gradient.
-
-    XLA for CPU copies the first operand of that product into another order, and computes what the
-    copy needs inside it, element by element. So the smaller operand comes first: x^T g where a
-    layer widens, (g^T x)^T where it narrows. Autodiff always takes the latter.
-    """
-    return checkpoint_name(_dense_product(x, kernel, len(dimension_numbers[0][0])), DENSE_OUTPUT)
-
-
 def dense(
     in_features: int | tuple[int, ...],
     out_features: int | tuple[int, ...],
     kernel_init: nnx.Initializer,
     dtype: DTypeLike,
     rngs: nnx.Rngs,
+    axes: tuple[str | None, ...] = ("embed", None),
+    depth: str = "output",
+    bias: bool = True,
 ) -> nnx.LinearGeneral:
-    """A linear map from the trailing `in_features` axes to `out_features` axes, with bias."""
+    """A linear map from the trailing `in_features` axes to `out_features` axes.
+
+    Args:
+      axes, depth: those of the kernel, see `ParamInfo`.
+    """
     num_axes = len(in_features) if isinstance(in_features, tuple) else 1
+    # A bias along the width is too small to be worth gathering.
+    bias_axes = tuple(axis if axis != "embed" else None for axis in axes[num_axes:])
     return nnx.LinearGeneral(
         in_features,
         out_features,
         axis=tuple(range(-num_axes, 0)),
+        use_bias=bias,
         kernel_init=kernel_init,
         dtype=dtype,
         dot_general=dense_product,
         rngs=rngs,
+        kernel_metadata={"info": ParamInfo(axes, depth=depth)},
+        bias_metadata={"info": ParamInfo(bias_axes, decays=False, depth=depth)},
     )
 
 
-def layer_norm(features: int, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.LayerNorm:
-    """Layer normalisation with float32 two-pass statistics, whatever the compute dtype."""
+def layer_norm(
+    features: int,
+    dtype: DTypeLike,
+    rngs: nnx.Rngs,
+    depth: str = "output",
+    bias: bool = True,
+    epsilon: float = LAYER_NORM_EPSILON,
+) -> nnx.LayerNorm:
+    """Layer normalization with float32 two-pass statistics, whatever the compute dtype."""
+    metadata = {"info": ParamInfo((None,), decays=False, depth=depth)}
     return nnx.LayerNorm(
-        features, epsilon=LAYER_NORM_EPSILON, dtype=dtype, use_fast_variance=False, rngs=rngs
+        features,
+        epsilon=epsilon,
+        dtype=dtype,
+        use_bias=bias,
+        use_fast_variance=False,
+        rngs=rngs,
+        scale_metadata=metadata,
+        bias_metadata=metadata,
     )
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def float32_einsum(
-    subscripts: str, x: Float[Array, "..."], y: Float[Array, "..."]
-) -> Float[Array, "..."]:
-    """A product of two arrays with a float32 result, whatever their dtype.
-
-    Its gradient is rounded to the operands' dtype, so that in bfloat16 the two products of the
-    backward pass run at full speed like the forward one. Autodiff alone would make them float32.
-    """
-    return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
-
-
-def _float32_einsum_forward(subscripts, x, y):
-    return float32_einsum(subscripts, x, y), (x, y)
-
-
-def _float32_einsum_backward(subscripts, operands, gradient):
-    x, y = operands
-    gradient = gradient.astype(x.dtype)
-    x_axes, y_axes, axes = subscripts.replace("->", ",").split(",")
-    return (
-        jnp.einsum(f"{axes},{y_axes}->{x_axes}", gradient, y),
-        jnp.einsum(f"{axes},{x_axes}->{y_axes}", gradient, x),
-    )
-
-
-float32_einsum.defvjp(_float32_einsum_forward, _float32_einsum_backward)
 
 
 @jax.checkpoint  # the backward pass needs x alone, not the values in between
@@ -145,3 +105,8 @@ def dropout(x: Float[Array, "*dims"], rate: float, key: PRNGKey | None) -> Float
     words = jax.random.bits(key, (*leading, -(-last // 4)), jnp.uint32)
     noise = jax.lax.bitcast_convert_type(words, jnp.uint8).reshape(*leading, -1)[..., :last]
     return jnp.where(noise >= threshold, x / (1 - threshold / 256), 0)
+
+
+def split_key(key: PRNGKey | None, number: int = 2) -> Key[Array, "number"] | tuple[None, ...]:
+    """Several keys for dropout out of one; None stays None."""
+    return (None,) * number if key is None else jax.random.split(key, number)

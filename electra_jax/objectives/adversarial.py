@@ -15,9 +15,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from electra_jax.errors import UserError
+from electra_jax.modeling.layers import split_key
 from electra_jax.modeling.params import Params
 from electra_jax.objectives import masking
-from electra_jax.objectives.base import Batch, Inputs, Sums, context, pair, split_key
+from electra_jax.objectives.base import Batch, Inputs, Sums, context, pair
 from electra_jax.objectives.corruption import require_second_stage
 from electra_jax.objectives.electra import ReplacedTokenDetection, rtd_cross_entropy
 from electra_jax.objectives.masking import Masked, Vocabulary

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Key, Num, PyTree
+from jaxtyping import Array, Bool, Float, Num, PyTree
 
-from electra_jax.modeling.electra import Context
+from electra_jax.modeling.encoders.base import Context
 from electra_jax.modeling.layers import PRNGKey
-from electra_jax.modeling.params import Params
+from electra_jax.modeling.params import Params, param_infos
 from electra_jax.objectives.metrics import Metric
 from electra_jax.objectives.schedules import Step
 
@@ -139,8 +139,11 @@ class Objective(abc.ABC):
 
     def structure(self) -> Params:
         """Shapes and dtypes of the parameters: costs no memory at any size."""
-        shapes = _structure(self)[1]
-        return jax.tree.map(lambda x: x, shapes)  # the caller's own
+        return jax.tree.map(lambda x: x, _structure(self)[1])  # the caller's own
+
+    def param_infos(self) -> Params:
+        """What each parameter says of itself, see `modeling.params.ParamInfo`."""
+        return jax.tree.map(lambda x: x, _structure(self)[2])
 
     def bind(self, params: Params) -> nnx.Module:
         """The network with `params` cast, once, to the compute dtype."""
@@ -149,14 +152,9 @@ class Objective(abc.ABC):
 
 
 @functools.lru_cache
-def _structure(objective: Objective) -> tuple[nnx.GraphDef, Params]:
+def _structure(objective: Objective) -> tuple[nnx.GraphDef, Params, Params]:
     graph, state = nnx.split(nnx.eval_shape(lambda: objective.network(nnx.Rngs(0))))
-    return graph, nnx.to_pure_dict(state)
-
-
-def split_key(key: PRNGKey | None) -> Key[Array, "2"] | tuple[None, None]:
-    """A key for each of two networks; no keys where there is none."""
-    return (None, None) if key is None else jax.random.split(key)
+    return graph, nnx.to_pure_dict(state), param_infos(state)
 
 
 def is_real(batch: Batch) -> Array:

@@ -20,10 +20,10 @@ from jaxtyping import Array, Bool, Float, Int
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import Electra, ElectraConfig
 from electra_jax.modeling.heads import PADDED_LOGIT, VOCAB_BLOCK
-from electra_jax.modeling.layers import PRNGKey
+from electra_jax.modeling.layers import PRNGKey, split_key
 from electra_jax.modeling.params import Params
 from electra_jax.objectives import masking, networks, schedules
-from electra_jax.objectives.base import Batch, Inputs, Sums, context, pair, split_key
+from electra_jax.objectives.base import Batch, Inputs, Sums, context, pair
 from electra_jax.objectives.masking import Masked, MaskingConfig, Vocabulary
 from electra_jax.objectives.metrics import Metric
 from electra_jax.objectives.mlm import MaskedLanguageModel, mlm_sums, require_weight

@@ -6,9 +6,8 @@ Whatever follows from other settings, such as the generator's heads, is worked o
 import dataclasses
 
 from electra_jax.errors import UserError
-from electra_jax.modeling.encoder import EncoderConfig
-from electra_jax.modeling.precision import compute_dtype
-from electra_jax.modeling.sizes import num_heads
+from electra_jax.modeling.encoders import encoder_config
+from electra_jax.modeling.encoders.base import EncoderConfig, compute_dtype, num_heads
 from electra_jax.settings import Config, field
 
 
@@ -27,19 +26,11 @@ def encoder(model: Config, vocab_size: int) -> EncoderConfig:
             f"config.model.hidden_size is {model.hidden_size} and config.model.num_heads is {heads}"
             "; allowed: heads (by default one for every 64) that divide the hidden size"
         )
-    return EncoderConfig(
+    return encoder_config(
+        model,
         vocab_size=vocab_size,
-        embedding_size=model.embedding_size,
-        hidden_size=model.hidden_size,
-        num_layers=model.num_layers,
         num_heads=heads,
         intermediate_size=model.intermediate_size or 4 * model.hidden_size,
-        max_positions=model.max_positions,
-        dropout=model.dropout,
-        attention_dropout=model.attention_dropout,
-        init_stddev=model.init_stddev,
-        remat=model.remat,
-        scan_unroll=model.scan_unroll,
         dtype=compute_dtype(model.dtype),
     )
 

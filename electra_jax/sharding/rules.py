@@ -1,70 +1,42 @@
 """Which axis of a parameter is split over which axis of the mesh."""
 
-import itertools
-import re
-
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, PyTree
 
-from electra_jax.modeling.params import path_name
+from electra_jax.modeling.params import ParamInfo, Params
 from electra_jax.sharding.mesh import P
 
-# Path (of a parameter, or of its moments in the optimiser's state) to the split of its axes. Every
-# path matches exactly one. Axes that a mesh axis does not divide stay whole.
-RULES: tuple[tuple[str, PartitionSpec], ...] = (
-    (r"embeddings/(word|position|token_type)$", P(None, "fsdp")),
-    (r"layers/attention/qkv/kernel$", P(None, "fsdp", None, "tensor", None)),  # [N, H, 3, A, D]
-    (r"layers/attention/qkv/bias$", P(None, None, "tensor", None)),  # [N, 3, A, D]
-    (r"layers/attention/out/kernel$", P(None, "tensor", None, "fsdp")),  # [N, A, D, H]
-    (r"layers/up/kernel$", P(None, "fsdp", "tensor")),  # [N, H, F]
-    (r"layers/up/bias$", P(None, "tensor")),  # [N, F]
-    (r"layers/down/kernel$", P(None, "tensor", "fsdp")),  # [N, F, H]
-    (r"layers/(attention/out|down)/bias$", P()),
-    (
-        r"(projection|baseline|head/copy|head/start|(head|end|answerable)/(dense|output))/kernel$",
-        P("fsdp", None),
-    ),
-    (
-        r"(projection|baseline|head/copy|head/start|(head|end|answerable)/(dense|output)|head)/bias$",
-        P(),
-    ),
-    (r"norm/(scale|bias)$", P()),
-    (r"^step$", P()),
-)
+RULES = {"embed": "fsdp", "heads": "tensor", "mlp": "tensor"}  # axes with other names stay whole
 
 
 def partition_spec(
-    name: str, shape: tuple[int, ...], mesh: Mesh, shard_optimizer: bool = False
+    info: ParamInfo, shape: tuple[int, ...], mesh: Mesh, over_data: bool = False
 ) -> PartitionSpec:
-    """How the array `name` is split; raises KeyError where no rule matches.
+    """How a parameter, or what has its shape, is split. Axes that do not divide stay whole.
 
     Args:
-      shard_optimizer: split moments over `data`, too: ZeRO-1 (Rajbhandari et al., SC 2020).
+      over_data: split the largest axis that is still whole over `data`.
     """
-    spec = next((spec for pattern, spec in RULES if re.search(pattern, name)), None)
-    if spec is None:
-        raise KeyError(f"no sharding rule for {name}")
-    divides = lambda axis, size: size % mesh.shape[axis] == 0  # noqa: E731
+    axes = [RULES.get(name) for name in info.axes]
     axes = [
-        axis if axis and divides(axis, size) else None
-        for axis, size in itertools.zip_longest(spec, shape)
+        axis if axis and size % mesh.shape[axis] == 0 else None
+        for axis, size in zip(axes, shape, strict=True)
     ]
-    if shard_optimizer and name.startswith("opt_state/"):
+    if over_data:
         whole = [
             i
             for i, (axis, size) in enumerate(zip(axes, shape, strict=True))
-            if (axis is None or mesh.shape[axis] == 1) and divides("data", size)
+            if (axis is None or mesh.shape[axis] == 1) and size % mesh.shape["data"] == 0
         ]
         if whole:
             axes[max(whole, key=lambda i: shape[i])] = "data"
     return P(*axes)
 
 
-def shardings(tree: PyTree, mesh: Mesh, shard_optimizer: bool = False) -> PyTree:
-    """A tree of `NamedSharding`s for a train state, or for parameters alone."""
+def shardings(infos: Params, shapes: Params, mesh: Mesh, over_data: bool = False) -> Params:
+    """A `NamedSharding` for every parameter; the arguments are those of `partition_spec`."""
 
-    def sharding(path: tuple, x: jax.ShapeDtypeStruct | Array) -> NamedSharding:
-        return NamedSharding(mesh, partition_spec(path_name(path), x.shape, mesh, shard_optimizer))
+    def sharding(info: ParamInfo, x: jax.ShapeDtypeStruct) -> NamedSharding:
+        return NamedSharding(mesh, partition_spec(info, x.shape, mesh, over_data))
 
-    return jax.tree.map_with_path(sharding, tree)
+    return jax.tree.map(sharding, infos, shapes)

@@ -1,12 +1,12 @@
-"""ELECTRA's optimiser: Adam without bias correction, decoupled decay, two-part schedule (spec 4).
+"""ELECTRA's optimizer: Adam without bias correction, decoupled decay, two-part schedule (spec 4).
 
 The step counter lives in the train state alone: the learning rate is a function of it, and no
-counter hides in the optimiser's state.
+counter hides in the optimizer's state.
 """
 
 import dataclasses
-import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from electra_jax.modeling.params import Params, path_name
-
-# Spec 4.1: biases and LayerNorm are not decayed; kernels and all embedding tables are.
-NOT_DECAYED = re.compile(r"(^|/)(bias|scale)$")
+from electra_jax.modeling.params import ParamInfo, Params, path_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,15 +58,10 @@ def learning_rate(
     return config.learning_rate * remaining**config.decay_power * warmup
 
 
-def is_decayed(params: Params) -> Params:
-    """A tree of bools: which parameters shrink."""
-    return jax.tree.map_with_path(lambda path, _: not NOT_DECAYED.search(path_name(path)), params)
-
-
 def only_trained(tree: Params, is_trained: Callable[[str], bool | Bool[Array, ""]]) -> Params:
     """`tree`, gradients or updates, with zeros for the parameters that are frozen.
 
-    What has had no gradient has no moments; what gets no update does not decay.
+    Zeros for gradients keep the moments at zero; zeros for updates switch the decay off, too.
 
     Args:
       is_trained: of a parameter's path; an array where that depends on the step.
@@ -82,75 +74,80 @@ def only_trained(tree: Params, is_trained: Callable[[str], bool | Bool[Array, ""
     return jax.tree.map_with_path(keep, tree)
 
 
+class AdamState(NamedTuple):
+    """Running means of each parameter's gradients and of their squares."""
+
+    mu: Params
+    nu: Params
+
+
+def adam_state(opt_state: optax.OptState) -> AdamState:
+    """The one part of an optimizer's state that is as large as the parameters."""
+    return next(part for part in opt_state if isinstance(part, AdamState))
+
+
 def scale_by_biased_adam(b1: float, b2: float, epsilon: float) -> optax.GradientTransformation:
     """Adam's direction without bias correction, epsilon outside the root (spec 4.1).
 
     Early updates are larger than with correction, up to 6.6 times; warm-up hides it.
     """
 
-    def init(params: Params) -> dict[str, Params]:
-        return {
-            "mu": jax.tree.map(jnp.zeros_like, params),
-            "nu": jax.tree.map(jnp.zeros_like, params),
-        }
+    def init(params: Params) -> AdamState:
+        return AdamState(*(jax.tree.map(jnp.zeros_like, params) for _ in range(2)))
 
-    def update(grads, state, params=None):
+    def update(grads: Params, state: AdamState, params: Params | None = None):
         del params
-        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state["mu"], grads)
-        nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state["nu"], grads)
+        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, grads)
+        nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.nu, grads)
         updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mu, nu)
-        return updates, {"mu": mu, "nu": nu}
+        return updates, AdamState(mu, nu)
 
     return optax.GradientTransformation(init, update)
 
 
-def layer_factors(
-    decay: float, mode: str, num_layers: int, path: str
-) -> float | Float[np.ndarray, "N"]:
-    """What multiplies the rate of a parameter of a fine-tuned network (spec 4.3).
+def depth_factors(decay: float, mode: str, num_layers: int) -> dict[str, np.ndarray | float]:
+    """What multiplies the rate of a fine-tuned network's parameters, by their depth (spec 4.3).
 
     The head has 1; from the top layer to the embeddings each has `decay` times what the one above
     has. In `faithful` mode the original's gap of one level is between the head and the top layer.
 
     Returns:
-      One factor, or for stacked layers one for each, the lowest layer first.
-
-    Raises:
-      KeyError: the parameter is in none of these.
+      One factor, or for `layers` one for each, the lowest layer first.
     """
     top = num_layers + (2 if mode == "faithful" else 1)
-    if path.startswith("head/"):
-        return 1.0
-    if path.startswith("encoder/layers/"):
-        return decay ** (top - 1.0 - np.arange(num_layers, dtype=np.float32))
-    if path.startswith(("embeddings/", "encoder/projection/")):
-        return decay**top
-    raise KeyError(f"{path} belongs to no layer")
+    layers = decay ** (top - 1.0 - np.arange(num_layers, dtype=np.float32))
+    return {"output": 1.0, "layers": layers, "input": decay**top}
 
 
-def scale_by_layer(decay: float, mode: str) -> optax.GradientTransformation:
-    """Multiplies updates by `layer_factors`; decay of the weights among them."""
+def scale_by_depth(decay: float, mode: str, infos: Params) -> optax.GradientTransformation:
+    """Multiplies updates by `depth_factors`; decay of the weights among them."""
 
     def scale(updates: Params, params: Params | None) -> Params:
-        num_layers = len(updates["encoder"]["layers"]["up"]["bias"])
+        def scaled(info: ParamInfo, x: Array) -> Array:
+            factor = np.asarray(factors[info.depth])
+            return x * factor.reshape(*factor.shape, *(1,) * (x.ndim - factor.ndim))
 
-        def scaled(path: tuple, x: Array) -> Array:
-            factors = np.asarray(layer_factors(decay, mode, num_layers, path_name(path)))
-            return x * factors.reshape(*factors.shape, *(1,) * (x.ndim - factors.ndim))
-
-        return jax.tree.map_with_path(scaled, updates)
+        pairs = zip(jax.tree.leaves(infos), jax.tree.leaves(updates), strict=True)
+        num_layers = next(len(x) for info, x in pairs if info.depth == "layers")
+        factors = depth_factors(decay, mode, num_layers)
+        return jax.tree.map(scaled, infos, updates)
 
     return optax.stateless(scale)
 
 
-def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Everything but the learning rate: clip, Adam, decay, factors of layers."""
-    by_layer = config.layerwise_decay != 1
+def make_optimizer(config: OptimizerConfig, infos: Params) -> optax.GradientTransformation:
+    """Everything but the learning rate: clip, Adam, decay, factors of layers.
+
+    Args:
+      infos: what the parameters say of themselves, see `Objective.param_infos`.
+    """
+    by_depth = config.layerwise_decay != 1
+    decays = jax.tree.map(lambda info: info.decays, infos)
     return optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm)
         if config.max_grad_norm
         else optax.identity(),
         scale_by_biased_adam(config.b1, config.b2, config.epsilon),
-        optax.add_decayed_weights(config.weight_decay, mask=is_decayed),
-        *([scale_by_layer(config.layerwise_decay, config.layerwise_mode)] if by_layer else []),
+        optax.add_decayed_weights(config.weight_decay, mask=decays),
+        *([scale_by_depth(config.layerwise_decay, config.layerwise_mode, infos)] * by_depth),
     )

@@ -6,17 +6,18 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
+import optax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jaxtyping import Array
 from ml_collections import ConfigDict
 
-from electra_jax.modeling.params import path_name
+from electra_jax.modeling.params import Params, path_name
 from electra_jax.objectives import Objective
 from electra_jax.objectives.base import Batch, Sums
 from electra_jax.sharding.mesh import BATCH, ROWS, P, place, share_of_rows
 from electra_jax.sharding.rows import gathered
 from electra_jax.sharding.rules import shardings
-from electra_jax.training.optimizer import OptimizerConfig
+from electra_jax.training.optimizer import AdamState, OptimizerConfig
 from electra_jax.training.step import TrainState, eval_step, init_state, train_step
 
 
@@ -102,12 +103,14 @@ def make_program(
         carried = {"axes": ("data",)}
     else:
         rows, everywhere = NamedSharding(mesh, BATCH), NamedSharding(mesh, P())
-        layout = shardings(state, mesh, shard_optimizer)
+        params, moments = (
+            shardings(objective.param_infos(), state.params, mesh, over_data)
+            for over_data in (False, shard_optimizer)  # sharded moments alone: ZeRO-1
+        )
+        layout = TrainState(everywhere, params, optimizer_layout(state, moments, everywhere))
         carried = {}
         if mesh.shape["data"] * mesh.shape["fsdp"] > 1:
-            moments = layout.opt_state[1]["mu"]
-            sums_of = gathered(objective.sums, objective.dtype, layout.params, moments)
-            carried = {"sums_of": sums_of}
+            carried = {"sums_of": gathered(objective.sums, objective.dtype, params, moments)}
     train = functools.partial(
         train_step,
         objective=objective,
@@ -204,6 +207,18 @@ def make_trials_program(
         ),
         place=functools.partial(place, sharding=rows, per_device=False),
         share=share_of_rows(NamedSharding(mesh, BATCH)),
+    )
+
+
+def optimizer_layout(
+    state: TrainState, moments: Params, everywhere: NamedSharding
+) -> optax.OptState:
+    """The layout of the optimizer's state: `moments` for Adam's, `everywhere` for all else."""
+    is_adam = lambda x: isinstance(x, AdamState)  # noqa: E731
+    return jax.tree.map(
+        lambda x: AdamState(moments, moments) if is_adam(x) else everywhere,
+        state.opt_state,
+        is_leaf=is_adam,
     )
 
 

@@ -43,7 +43,8 @@ class TrainState:
 def init_state(objective: Objective, optimizer: OptimizerConfig, seed: Seed) -> TrainState:
     """Step 0 with fresh parameters."""
     params = objective.init(stream(jax.random.key(seed), "init"))
-    return TrainState(jnp.int32(0), params, make_optimizer(optimizer).init(params))
+    optimizer = make_optimizer(optimizer, objective.param_infos())
+    return TrainState(jnp.int32(0), params, optimizer.init(params))
 
 
 def stream(key: PRNGKey, name: str) -> PRNGKey:
@@ -119,7 +120,8 @@ def train_step(
 
     is_trained = functools.partial(objective.is_trained, step=state.step)
     grads = only_trained(grads, is_trained)
-    updates, opt_state = make_optimizer(optimizer).update(grads, state.opt_state, state.params)
+    transformation = make_optimizer(optimizer, objective.param_infos())
+    updates, opt_state = transformation.update(grads, state.opt_state, state.params)
     updates = only_trained(updates, is_trained)
     rate = learning_rate(optimizer, state.step, objective.switch_step)
     params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 from optax.losses import softmax_cross_entropy_with_integer_labels as cross_entropy
 
-from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.encoders.base import EncoderConfig
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.objectives.base import Batch, Sums, pair
 from electra_jax.objectives.metrics import Metric

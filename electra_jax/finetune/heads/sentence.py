@@ -21,7 +21,7 @@ from electra_jax.finetune.heads import base
 from electra_jax.finetune.heads.base import Hidden, HuggingFace, Outputs
 from electra_jax.finetune.scores import Score
 from electra_jax.modeling import layers as parts
-from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.encoders.base import EncoderConfig
 from electra_jax.modeling.layers import PRNGKey, dropout
 from electra_jax.objectives.base import Batch, Sums, binary_cross_entropy, pair
 from electra_jax.objectives.metrics import Metric

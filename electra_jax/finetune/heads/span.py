@@ -13,7 +13,7 @@ from optax.losses import softmax_cross_entropy_with_integer_labels as cross_entr
 from electra_jax.finetune.heads import base
 from electra_jax.finetune.heads.base import Hidden, HuggingFace, Outputs
 from electra_jax.finetune.heads.token import TokenLayer
-from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.encoders.base import EncoderConfig
 from electra_jax.modeling.layers import PRNGKey, dense, gelu, glorot_uniform
 from electra_jax.objectives.base import Batch, Sums, binary_cross_entropy, pair
 from electra_jax.objectives.metrics import Metric

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float
 
 from electra_jax.finetune.heads import base
 from electra_jax.finetune.heads.base import Hidden, HuggingFace, Outputs
-from electra_jax.modeling.encoder import EncoderConfig
+from electra_jax.modeling.encoders.base import EncoderConfig
 from electra_jax.modeling.layers import PRNGKey, dense, glorot_uniform
 from electra_jax.objectives.base import Batch, Sums
 from electra_jax.objectives.metrics import Metric
