@@ -61,7 +61,7 @@ def torch_step(config, head: SentenceHead) -> Callable[[Batch], None]:
     ).train()
     layers = torch.nn.Sequential(
         torch.nn.Dropout(config.model.dropout),
-        torch.nn.Linear(encoder.config.hidden_size, head.num_outputs),
+        torch.nn.Linear(encoder.config.hidden_size, len(head.labels) or 1),
     )
     parameters = [*encoder.parameters(), *layers.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=config.optimizer.learning_rate)
@@ -92,8 +92,7 @@ def make_job(config, length_buckets: int, *parts) -> Job:
     config = config.copy_and_resolve_references()
     config.data.length_buckets = length_buckets
     config, work = finetuning.prepare(config, *parts)
-    program = finetuning.program_of(config, work.mesh, work.objective, work.optimizer)
-    return finetuning.make_job(work, program, (config.seed,), lambda *_: None, keep_best=False)
+    return finetuning.make_job(work, work.program, (config.seed,), lambda *_: None)
 
 
 def main() -> None:

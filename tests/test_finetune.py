@@ -7,7 +7,6 @@ import re
 import runpy
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import jax
@@ -16,18 +15,16 @@ import pytest
 import tiny
 import tiny_run
 from ml_collections import ConfigDict
+from tiny_tasks import random_features
 
 from electra_jax.data.features import FeatureRows
 from electra_jax.data.loader import train_batch
 from electra_jax.errors import UserError
-from electra_jax.finetune.buckets import choose_widths, make_buckets, trimmed
 from electra_jax.finetune.config import get_config, make_objective, make_task, validate
 from electra_jax.finetune.heads.sentence import Classification
-from electra_jax.finetune.heads.span import Spans
 from electra_jax.finetune.objective import FineTuning
 from electra_jax.interop.pretrained import load_encoder
 from electra_jax.jobs.finetuning import complete, finetune
-from electra_jax.objectives.base import Inputs
 from electra_jax.run.workdir import chosen_step
 from electra_jax.sharding.mesh import make_mesh
 from electra_jax.training.checkpoint import restore_params
@@ -36,7 +33,6 @@ from electra_jax.training.program import make_program, make_trials_program
 
 ROOT = Path(__file__).parents[1]
 ENCODER = tiny.encoder(init_stddev=0.2)
-QA = Spans()
 THREE = Classification(labels=("a", "b", "c"))
 
 
@@ -45,25 +41,12 @@ def mesh(data: int) -> jax.sharding.Mesh:
     return make_mesh(sizes, jax.devices()[:data])
 
 
-def features(number: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(number)
-    shape = number, 8
-    return {
-        "input_ids": rng.integers(5, 50, shape).astype(np.int32),
-        "piece_ids": np.ones(shape, np.int32),
-        "position_ids": np.broadcast_to(np.arange(8, dtype=np.int32), shape),
-        "token_type_ids": np.zeros(shape, np.int32),
-        "example": np.arange(number, dtype=np.int32),
-        "label": rng.integers(0, 3, number).astype(np.int32),
-    }
-
-
 @pytest.mark.parametrize("devices", [1, 8])
 def test_every_example_is_predicted_once_and_in_order(devices):
     """17 of them in batches of 8: the last batch is filled up, and no number depends on that."""
     objective = FineTuning(ENCODER, THREE)
     params = objective.init(jax.random.key(0))
-    arrays = features(17)
+    arrays = random_features(17)
     predict = make_predict(mesh(devices), objective.outputs)
     found = predict_rows(predict, params, FeatureRows(arrays), batch_size=8)
     batch = {name: jax.numpy.asarray(x) for name, x in arrays.items()}
@@ -72,84 +55,11 @@ def test_every_example_is_predicted_once_and_in_order(devices):
     np.testing.assert_allclose(found["logits"], expected, atol=1e-5)
 
 
-def test_rows_are_cut_to_one_of_few_widths():
-    """Nothing but padding is lost, no row is, and no choice of two widths leaves less padding."""
-    rng = np.random.default_rng(0)
-    lengths = np.concatenate([rng.integers(3, 12, 60), rng.integers(30, 49, 19), [49]])
-    rng.shuffle(lengths)
-    shape = len(lengths), 50
-    ids = np.where(np.arange(50) < lengths[:, None], rng.integers(5, 99, shape), 0)
-    arrays = {
-        "input_ids": ids.astype(np.int32),
-        "piece_ids": (ids > 0).astype(np.int32),
-        "label": rng.random((80, 7), np.float32),
-    }
-    buckets = make_buckets(arrays, num_widths=2, batch_size=2)
-    found = []
-    for (begin, end), width in zip(pairwise(buckets.groups), buckets.widths, strict=True):
-        batch = buckets.batch(np.arange(begin, end))
-        assert batch["input_ids"].shape == batch["piece_ids"].shape == (end - begin, width)
-        assert batch["label"].shape == (end - begin, 7)
-        padded = np.pad(batch["input_ids"], ((0, 0), (0, 50 - width)))
-        found += np.concatenate([padded, batch["label"]], axis=1).tolist()
-    assert sorted(found) == sorted(np.concatenate([ids, arrays["label"]], axis=1).tolist())
-    cost = lambda width: np.where(lengths <= width, width, 50).sum()  # noqa: E731
-    narrow, wide = buckets.widths
-    assert wide == 50
-    assert cost(narrow) == min(cost(width) for width in range(8, 50, 8))
-    assert buckets.mean_width == cost(narrow) / 80
-
-
-@pytest.mark.parametrize("longest, width", [(3, 32), (32, 32), (33, 64), (70, 96)])
-def test_what_is_padding_in_all_rows_is_not_predicted(longest, width):
-    lengths = np.array([3, longest])
-    arrays = {
-        "piece_ids": (np.arange(96) < lengths[:, None]).astype(np.int32),
-        "label": np.zeros((2, 96), np.float32),
-    }
-    found = trimmed(arrays)
-    assert found["piece_ids"].sum() == 3 + longest
-    assert found["piece_ids"].shape == (2, width)
-    assert found["label"].shape == (2, 96)
-
-
-def test_widths_have_rows_enough():
-    lengths = np.repeat([5, 20, 44], [100, 3, 50])
-    assert choose_widths(lengths, 4, min_rows=4) == (8, 48)
-    assert choose_widths(lengths, 4, min_rows=3) == (8, 24, 48)
-    assert choose_widths(lengths, 1, min_rows=3) == (48,)
-    assert choose_widths(lengths, 4, min_rows=999) == (48,)
-
-
-def test_widths_change_no_loss():
-    objective = FineTuning(ENCODER, QA)
-    arrays = features(8) | {name: np.zeros(8, np.int32) for name in ("start", "end")}
-    arrays |= {"is_impossible": np.ones(8, np.int32), "allowed": np.zeros((8, 8), np.int32)}
-    arrays["allowed"][:, 1:4] = 1
-    wide = {name: np.pad(x, ((0, 0), (0, 4))) if x.ndim == 2 else x for name, x in arrays.items()}
-    del wide["example"]
-    params = objective.init(jax.random.key(0))
-    losses = []
-    for batch in (wide, make_buckets(wide, 1, 8).batch(np.arange(8))):
-        arrays = {name: jax.numpy.asarray(x) for name, x in batch.items()}
-        losses.append(objective.sums(params, Inputs(arrays, (), jax.random.key(0))))
-    assert batch["allowed"].shape == (8, 8)
-    for name, value in losses[0].items():
-        np.testing.assert_allclose(losses[1][name], value, rtol=1e-5, err_msg=name)
-
-
-def test_rows_of_padding_have_no_labels():
-    rows = FeatureRows({"piece_ids": np.ones((2, 3), int), "label": np.ones((2, 3), int)})
-    batch = rows.batch(np.array([1, -1]))
-    np.testing.assert_array_equal(batch["piece_ids"], [[1] * 3, [0] * 3])
-    np.testing.assert_array_equal(batch["label"], [[1] * 3, [-1] * 3])
-
-
 def test_trials_at_once_are_what_each_is_alone():
     """With dropout, and each with its own order of the data."""
     objective = FineTuning(ENCODER, THREE)
     optimizer = tiny.optimizer(layerwise_decay=0.8)
-    rows = FeatureRows({name: x for name, x in features(40).items() if name != "example"})
+    rows = FeatureRows({name: x for name, x in random_features(40).items() if name != "example"})
     seeds = (3, 4, 2**32 - 1)
     one = mesh(1)
 

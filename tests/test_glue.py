@@ -16,6 +16,9 @@ from electra_jax.finetune.tasks import glue
 from electra_jax.finetune.tasks.glue import GlueTask
 from electra_jax.finetune.tasks.sentences import Example
 
+# What predictions need to know of rows: each is an example.
+ROWS_OF = {count: {"example": np.arange(count, dtype=np.int32)} for count in (2, 3, 10)}
+
 
 def task(name: str, source: Path | str, log=print, **settings) -> GlueTask:
     return GlueTask(name, GlueTask.Settings(source=str(source), **settings), log=log)
@@ -75,55 +78,29 @@ def test_doubled_pairs_are_swapped_for_training_only(tmp_path):
 # Files
 
 
-def test_columns_of_every_task(tmp_path):
-    lines = {
-        "CoLA": ("gj04\t0\t*\ta b", None, ("a b", None, "0")),
-        "SST-2": ("a b \t1", "sentence\tlabel", ("a b ", None, "1")),
-        "MRPC": (
-            '1\t7\t8\t"a\tb',
-            "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String",
-            ('"a', "b", "1"),
-        ),
-        "STS-B": (
-            "0\tg\tf\ty\to\ts\ts\ta\tb\t2.500",
-            "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore",
-            ("a", "b", 2.5),
-        ),
-        "QQP": (
-            "5\t1\t2\ta\t\t1",
-            "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate",
-            ("a", "", "1"),
-        ),
-        "QNLI": (
-            "0\ta\tb\tnot_entailment",
-            "index\tquestion\tsentence\tlabel",
-            ("a", "b", "not_entailment"),
-        ),
-        "RTE": (
-            "0\ta\tb\tentailment",
-            "index\tsentence1\tsentence2\tlabel",
-            ("a", "b", "entailment"),
-        ),
-        "WNLI": ("0\ta\tb\t1", "index\tsentence1\tsentence2\tlabel", ("a", "b", "1")),
-        "MNLI": (
-            "0\tp\tp\tg\tx\tx\tx\tx\ta\tb\tneutral\tneutral",
-            "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\t"
-            "sentence1_parse\tsentence2_parse\tsentence1\tsentence2\tlabel1\tgold_label",
-            ("a", "b", "neutral"),
-        ),
-    }
-    for name, folder in zip(glue.NAMES, FOLDERS, strict=True):
-        row, header, expected = lines[folder]
-        text = "".join(f"{line}\n" for line in (header, row, row) if line is not None)
-        saved(tmp_path / folder / "train.tsv", text)
-        for source in (tmp_path, tmp_path / folder):
-            first, second = task(name, source).read("train")
-            assert (first.text_a, first.text_b, first.label) == expected, name
-            ids = {"CoLA": ("0", "1"), "SST-2": ("0", "1"), "QQP": ("5", "5"), "MRPC": ("0", "1")}
-            assert (first.id, second.id) == ids.get(folder, ("0", "0")), name
+ROWS = {  # folder, first line, a row, and what it says; bars stand for tabs
+    "cola": ("CoLA", None, "gj04|0|*|a b", "a b", None, "0"),
+    "sst2": ("SST-2", "sentence|label", "a b |1", "a b ", None, "1"),
+    "mrpc": ("MRPC", "\ufeffQuality|#1 ID|#2 ID|#1 String|#2 String", '1|7|8|"a|b', '"a', "b", "1"),
+    "stsb": ("STS-B", "index|genre|sentence1|sentence2|score", "0|g|a|b|2.500", "a", "b", 2.5),
+    "qqp": ("QQP", "id|qid1|qid2|question1|question2|is_duplicate", "5|1|2|a||1", "a", "", "1"),
+    "mnli": ("MNLI", "sentence1|sentence2|label1|gold_label", "a|b|-|neutral", "a", "b", "neutral"),
+    "qnli": ("QNLI", "index|question|sentence|label", "0|a|b|entailment", "a", "b", "entailment"),
+    "rte": ("RTE", "index|sentence1|sentence2|label", "0|a|b|entailment", "a", "b", "entailment"),
+    "wnli": ("WNLI", "index|sentence1|sentence2|label", "0|a|b|1", "a", "b", "1"),
+}
+IDS = {"qqp": ["5", "5"]} | {name: ["0", "1"] for name in ("cola", "sst2", "mrpc", "mnli")}
 
 
-FOLDERS = ("CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE", "WNLI")
+@pytest.mark.parametrize("name", glue.NAMES)
+def test_columns_of_every_task(name, tmp_path):
+    folder, header, row, *expected = ROWS[name]
+    text = "".join(f"{line}\n" for line in (header, row, row) if line).replace("|", "\t")
+    saved(tmp_path / folder / "train.tsv", text)
+    for source in (tmp_path, tmp_path / folder):
+        examples = task(name, source).read("train")
+        assert [[x.text_a, x.text_b, x.label] for x in examples] == [expected] * 2
+        assert [x.id for x in examples] == IDS.get(name, ["0", "0"])
 
 
 @pytest.mark.parametrize("score", ["5.1", "-1", "nan", ""])
@@ -154,39 +131,28 @@ def test_splits_that_are_not_there_are_not_predicted(tmp_path):
     assert len(log) == 1 and f"{tmp_path}/RTE/test.tsv" in log[0]
 
 
-OFFICIAL = {
-    ("cola", "train"): 8551,
-    ("cola", "dev"): 1043,
-    ("cola", "test"): 1063,
-    ("sst2", "train"): 67349,
-    ("sst2", "dev"): 872,
-    ("mrpc", "train"): 3668,
-    ("mrpc", "dev"): 408,
-    ("mrpc", "test"): 1725,
-    ("stsb", "train"): 5749,
-    ("stsb", "dev"): 1500,
-    ("stsb", "test"): 1379,
-    ("qnli", "dev"): 5463,
-    ("rte", "train"): 2490,
-    ("rte", "dev"): 277,
-    ("rte", "test"): 3000,
-    ("wnli", "train"): 635,
-    ("wnli", "dev"): 71,
-    ("wnli", "test"): 146,
+OFFICIAL = {  # rows of train, dev and test, as far as they are here
+    "cola": {"train": 8551, "dev": 1043, "test": 1063},
+    "sst2": {"train": 67349, "dev": 872},
+    "mrpc": {"train": 3668, "dev": 408, "test": 1725},
+    "stsb": {"train": 5749, "dev": 1500, "test": 1379},
+    "qnli": {"dev": 5463},
+    "rte": {"train": 2490, "dev": 277, "test": 3000},
+    "wnli": {"train": 635, "dev": 71, "test": 146},
+}
+SAMPLES = {
+    "qqp": ("QQP_subset", {"train": 20000, "dev": 3496}),
+    "mnli": ("MNLI_sample", {"train": 6, "dev_matched": 5, "dev_mismatched": 5, "test_matched": 5}),
 }
 
 
 def test_official_files_give_the_official_numbers_of_rows(shared_data):
-    for (name, split), count in OFFICIAL.items():
-        examples = task(name, shared_data / "glue").read(split)
-        assert len(examples) == count, (name, split)
-        assert {example.label is None for example in examples} == {split == "test"}
-    quora = task("qqp", shared_data / "glue" / "QQP_subset")
-    assert [len(quora.read(split)) for split in ("train", "dev")] == [20000, 3496]
-    mnli = task("mnli", shared_data / "glue" / "MNLI_sample")
-    assert len(mnli.read("train")) == 6
-    for split in (*mnli.eval_splits, *mnli.test_splits[:2]):
-        assert len(mnli.read(split)) == 5
+    places = {name: (".", counts) for name, counts in OFFICIAL.items()} | SAMPLES
+    for name, (place, counts) in places.items():
+        for split, count in counts.items():
+            examples = task(name, shared_data / "glue" / place).read(split)
+            assert len(examples) == count, (name, split)
+            assert {example.label is None for example in examples} == {split.startswith("test")}
 
 
 def test_tensorflow_data_sets_hold_the_same(tmp_path, monkeypatch):
@@ -207,30 +173,28 @@ def test_tensorflow_data_sets_hold_the_same(tmp_path, monkeypatch):
 # Scores and submissions
 
 
-def test_scores_follow_the_task(tmp_path):
-    gold, guess = "0011010111", "0111010100"
-    scores = {
-        # 4 of 6 ones found, 1 of 4 zeros called one
-        "cola": {"matthews": (4 * 3 - 1 * 2) / np.sqrt(5 * 6 * 4 * 5), "accuracy": 0.7},
-        "mrpc": {"accuracy": 0.7, "f1": 8 / 11},
-        "qqp": {"accuracy": 0.7, "f1": 8 / 11},
-        "sst2": {"accuracy": 0.7},
-    }
-    for name, expected in scores.items():
-        one = task(name, tmp_path)
-        examples = [Example(str(i), "a", "b", label) for i, label in enumerate(gold)]
-        rows = {"example": np.arange(10, dtype=np.int32)}
-        logits = np.eye(2, dtype=np.float32)[[int(label) for label in guess]]
-        predictions = one.predict(examples, rows, {"logits": logits})
-        assert one.score(examples, predictions) == pytest.approx(expected)
-        assert one.main_metric == next(iter(expected))
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [  # 4 of 6 ones found, 1 of 4 zeros called one
+        ("cola", {"matthews": (4 * 3 - 1 * 2) / np.sqrt(5 * 6 * 4 * 5), "accuracy": 0.7}),
+        ("mrpc", {"accuracy": 0.7, "f1": 8 / 11}),
+        ("qqp", {"accuracy": 0.7, "f1": 8 / 11}),
+        ("sst2", {"accuracy": 0.7}),
+    ],
+)
+def test_scores_follow_the_task(name, expected, tmp_path):
+    one = task(name, tmp_path)
+    examples = [Example(str(i), "a", "b", label) for i, label in enumerate("0011010111")]
+    logits = np.eye(2, dtype=np.float32)[[int(label) for label in "0111010100"]]
+    predictions = one.predict(examples, ROWS_OF[10], {"logits": logits})
+    assert one.score(examples, predictions) == pytest.approx(expected)
+    assert one.main_metric == next(iter(expected))
 
 
 def test_probabilities_are_those_of_the_logits_and_unlabelled_examples_do_not_count(tmp_path):
     mnli = task("mnli", tmp_path)
     examples = [Example(str(i), "a", "b", label) for i, label in enumerate(mnli.head.labels)]
-    rows = {"example": np.arange(3, dtype=np.int32)}
-    predictions = mnli.predict(examples, rows, {"logits": 5 * np.eye(3, dtype=np.float32)})
+    predictions = mnli.predict(examples, ROWS_OF[3], {"logits": 5 * np.eye(3, dtype=np.float32)})
     total = np.exp(5) + 2
     assert predictions[1].probabilities == pytest.approx((1 / total, np.exp(5) / total, 1 / total))
     examples[0] = Example("0", "a", "b", None)
@@ -239,22 +203,22 @@ def test_probabilities_are_those_of_the_logits_and_unlabelled_examples_do_not_co
     assert "label" not in mnli.features(examples, TOKENIZER, 16, training=False)
 
 
-def test_the_server_gets_a_table_of_splits_without_labels(tmp_path):
-    """Labels by name, and numbers within their limits."""
+@pytest.mark.parametrize(
+    ("name", "logits", "file", "rows"),
+    [
+        ("rte", [[1, 2], [2, 1]], "RTE.tsv", "0\tnot_entailment\n1\tentailment\n"),
+        ("stsb", [-0.1, 0.5], "STS-B.tsv", "0\t0.000\n1\t2.500\n"),  # within the limits
+    ],
+)
+def test_the_server_gets_a_table_of_splits_without_labels(name, logits, file, rows, tmp_path):
     saved(tmp_path / "test.tsv", "index\tsentence1\tsentence2\n0\ta\tb\n1\ta\tc\n")
-    logits = {"rte": np.array([[1, 2], [2, 1]], np.float32), "stsb": np.array([-0.1, 0.5])}
-    expected = {
-        "rte": ("RTE.tsv", "0\tnot_entailment\n1\tentailment\n"),
-        "stsb": ("STS-B.tsv", "0\t0.000\n1\t2.500\n"),
-    }
-    for name, (file, rows) in expected.items():
-        one = task(name, tmp_path)
-        examples = one.read("test")
-        arrays = {"example": np.arange(2, dtype=np.int32)}
-        predictions = one.predict(examples, arrays, {"logits": logits[name].astype(np.float32)})
-        _, table = one.write(predictions, tmp_path / "out", "test")
-        assert (table.name, table.read_text()) == (file, "index\tprediction\n" + rows)
-        assert [x.suffix for x in one.write(predictions, tmp_path / "out", "dev")] == [".jsonl"]
+    one = task(name, tmp_path)
+    predictions = one.predict(
+        one.read("test"), ROWS_OF[2], {"logits": np.array(logits, np.float32)}
+    )
+    _, table = one.write(predictions, tmp_path / "out", "test")
+    assert (table.name, table.read_text()) == (file, "index\tprediction\n" + rows)
+    assert [x.suffix for x in one.write(predictions, tmp_path / "out", "dev")] == [".jsonl"]
 
 
 def test_submission_has_all_files_or_is_not_made(tmp_path):

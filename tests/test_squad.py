@@ -49,6 +49,17 @@ def independent(features: dict[str, np.ndarray], seed: int = 0) -> dict[str, np.
     }
 
 
+def joint(starts: list, scores: list, ends: list, null: list) -> dict[str, np.ndarray]:
+    """Outputs of a joint head: starts and their scores [N, K], ends [N, K, K] of equal scores."""
+    return {
+        "start_top": np.array(starts, np.int32),
+        "start_log_prob": np.array(scores, np.float32),
+        "end_top": np.array(ends, np.int32),
+        "end_log_prob": np.zeros(np.shape(ends), np.float32),
+        "null_logit": np.array(null, np.float32),
+    }
+
+
 # Features
 
 
@@ -245,15 +256,9 @@ def test_the_joint_head_proposes_and_the_rest_is_ruled_out():
     found = [example("a b c a b", "a", question="x")]
     made = task(max_answer_length=2)
     rows = made.features(found, TOKENIZER, 12, training=False)  # [CLS] x [SEP] a b c a b [SEP]
-    starts = [0, 3, 4, 8]
     ends = [[0, 3, 4], [3, 4, 5], [3, 4, 5], [8, 9, 10]]
-    outputs = {
-        "start_top": np.array([starts], np.int32),
-        "start_log_prob": np.log(np.array([[0.4, 0.3, 0.2, 0.1]], np.float32)),
-        "end_top": np.array([ends], np.int32),
-        "end_log_prob": np.log(np.array([[[0.6, 0.3, 0.1]] * 4], np.float32)),
-        "null_logit": np.array([5.0], np.float32),
-    }
+    outputs = joint([[0, 3, 4, 8]], [np.log([0.4, 0.3, 0.2, 0.1])], [ends], [5.0])
+    outputs["end_log_prob"] = np.log(np.array([[[0.6, 0.3, 0.1]] * 4], np.float32))
     [guess] = made.predict(found, rows, outputs)
     assert [(span.text, span.start, span.end) for span in guess.n_best] == [
         ("a", 0, 1),  # 0.18
@@ -271,13 +276,7 @@ def test_a_text_counts_once_at_its_best_place_over_all_windows():
     found = [example("a b c d a f", "a", question="x y")]
     made = task(doc_stride=2)
     rows = made.features(found, TOKENIZER, 9, training=False)
-    outputs = {
-        "start_top": np.array([[4], [6]], np.int32),
-        "start_log_prob": np.array([[-2.0], [-1.0]], np.float32),
-        "end_top": np.array([[[4]], [[6]]], np.int32),
-        "end_log_prob": np.zeros((2, 1, 1), np.float32),
-        "null_logit": np.array([3.0, -1.0], np.float32),
-    }
+    outputs = joint([[4], [6]], [[-2.0], [-1.0]], [[[4]], [[6]]], [3.0, -1.0])
     [guess] = made.predict(found, rows, outputs)
     assert [(span.text, span.start, span.score) for span in guess.n_best] == [("a", 8, -1.0)]
     [guess] = task(True, doc_stride=2).predict(found, rows, outputs)
@@ -290,13 +289,8 @@ def test_answers_start_in_the_window_that_shows_most_around_them():
     found = [example("a b c d e f", "a", question="x y")]
     made = task(doc_stride=2)
     rows = made.features(found, TOKENIZER, 9, training=False)
-    outputs = {
-        "start_top": np.array([[7], [5]], np.int32),  # d in both windows; it is in the second's
-        "start_log_prob": np.array([[-1.0], [-2.0]], np.float32),
-        "end_top": np.array([[[7]], [[5]]], np.int32),
-        "end_log_prob": np.zeros((2, 1, 1), np.float32),
-        "null_logit": np.zeros(2, np.float32),
-    }
+    # d in both windows; it is the second's.
+    outputs = joint([[7], [5]], [[-1.0], [-2.0]], [[[7]], [[5]]], [0.0, 0.0])
     [guess] = made.predict(found, rows, outputs)
     assert [(span.text, span.score) for span in guess.n_best] == [("d", -2.0)]
 
@@ -319,17 +313,11 @@ def test_no_answer_is_scored_and_written(tmp_path):
     assert scores["best_exact"] == pytest.approx(200 / 3)
     assert scores["best_exact_thresh"] == -2.0
     assert (scores["HasAns_total"], scores["NoAns_total"]) == (2, 1)
-    paths = made.write(predictions, tmp_path / "new", "dev")
-    assert [path.name for path in paths] == [
-        "dev.predictions.json",
-        "dev.nbest.json",
-        "dev.null_odds.json",
-    ]
+    paths = made.write(predictions, tmp_path, "dev")
     texts, n_best, odds = (json.loads(path.read_text()) for path in paths)
     assert texts == {"1": "b", "2": "b", "3": ""}
     assert odds == {"1": -2.0, "2": -1.0, "3": 3.0}
     assert n_best["3"] == [{"text": "c", "start": 4, "end": 5, "score": 0.0, "probability": 1.0}]
-    assert len(task().write(predictions, tmp_path / "v1", "dev")) == 2
 
 
 # Files

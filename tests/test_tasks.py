@@ -43,7 +43,7 @@ def test_labelled_splits_are_read_with_their_answers_and_others_without(case, tm
 @EVERY
 def test_compressed_files_and_marked_ones_hold_the_same(case, tmp_path):
     """GLUE's files have fixed names."""
-    content = b"\xef\xbb\xbf" + case.files["dev"].encode()
+    content = b"\xef\xbb\xbf" + case.labelled.encode()
     assert case.make(tmp_path / "marked", dev=content).read("dev") == case.examples
     if "source" in dir(case.kind.Settings):
         return
@@ -179,123 +179,92 @@ def test_splits_and_files_that_are_not_there_are_named(case, tmp_path):
 
 @EVERY
 def test_text_that_is_not_utf8_is_named_by_its_line(case, tmp_path):
-    content = case.files["train"].encode() + b"\n\xef"
+    content = case.labelled.encode() + b"\n\xef"
     line = content.count(b"\n") + 1
     with pytest.raises(UserError) as error:
         case.make(tmp_path, train=content).read("train")
     assert names(error, f"train{case.suffix}, line {line}: not UTF-8")
 
 
-@pytest.mark.parametrize(
-    ("kind", "content", "facts"),
-    [
-        (
-            "glue",
-            "index\tsentence1\tsentence2\tlabel\n1\ta\tb\tno",
-            ("line 2", "'no'", "entailment, "),
-        ),
-        ("glue", "index\tsentence1\tsentence2\tlabel\n\n", ("line 2", "1 fields", "4 columns")),
-        (
-            "glue",
-            "index\tsentence1\tlabel\n1\ta\tno",
-            ("line 1", "'sentence2'", "sentence1, label"),
-        ),
-        ("glue", "", ("line 1", "'sentence1'")),
-        ("classification", '{"text": "a", "label": "x"}\n{"text"\n', ("line 2", "not JSON")),
-        (
-            "classification",
-            '{"text": "a", "label": "x"}\n[1]',
-            ("line 2", "not a JSON object", "list"),
-        ),
-        (
-            "classification",
-            '{"text": "a", "label": "x"}\n\n{"text": "a"}',
-            ("line 3", "'label'", "found text"),
-        ),
-        (
-            "classification",
-            '{"text": "a", "label": 0.5}',
-            ("line 1", "label is 0.5", "name of a label"),
-        ),
-        ("classification", '{"text": 3, "label": "x"}', ("line 1", "text is 3", "allowed: text")),
-        (
-            "classification",
-            '{"text": "a", "label": ""}',
-            ("line 1", "label is ''", "name of a label"),
-        ),
-        ("multilabel", '{"text": "a", "label": 3}', ("line 1", "label is 3", "a list, or text")),
-        (
-            "multilabel",
-            '{"text": "a", "label": [""]}',
-            ("line 1", "label is ''", "name of a label"),
-        ),
-        ("regression", '{"text": "a", "label": "high"}', ("line 1", "label is 'high'", "a number")),
-        ("regression", '{"text": "a", "label": true}', ("line 1", "label is True", "a number")),
-        ("regression", '{"text": "a", "label": 1%s}' % ("0" * 400), ("line 1", "a number")),
-        ("regression", '{"text": "a", "label": NaN}', ("line 1", "label is nan", "a number")),
-        ("squad 1", "{", ("not JSON",)),
-        ("squad 1", "[]", ("data: found nothing", "a list")),
-        ("squad 1", '{"data": [{"title": "x"}]}', ("data[0].paragraphs: found nothing", "a list")),
-        ("squad 1", document(question=3), ("paragraphs[0].qas[0].question: found int '3'", "text")),
-        ("squad 1", document(id=None), ("qas[0].id: found nothing", "text")),
-        ("squad 1", document(answers={"text": "c"}), ("qas[0].answers: found dict", "a list")),
-        (
-            "squad 1",
-            document(answers=[{"text": "c"}]),
-            ("answers[0].answer_start: found", "a number"),
-        ),
-        ("squad 1", document(answers=[]), ("question '1'", "no answer", "unanswerable")),
-        ("squad 1", squad(*[("1", "q", "c", ["c"])] * 2), ("'1'", "twice", "unique")),
-        ("squad 2", squad(("1", "q", "c", ["c"]), ("2", "q", "c", None)), ("'2'", "lacks answers")),
-        ("entities", "a B-X\nb\n", ("line 2", "['b']", "has 2")),
-        ("entities", "a\tB-X\nb\t\n", ("line 2", "a tag is not empty")),
-        ("entities", "a B-X\n\nb NN\n", ("line 3", "'NN'", "BIO: O, B-TYPE, I-TYPE")),
-        ("entities", "a B-X\nb B-\n", ("line 2", "'B-'", "BIO")),
-    ],
-)
+RTE = "index\tsentence1\tsentence2\tlabel\n"
+ROW = '{"text": "a", "label": "x"}\n'
+
+MALFORMED = [  # kind, content of the training file, and what the message says of it
+    ("glue", f"{RTE}1\ta\tb\tno", "line 2; 'no'; entailment, not_entailment"),
+    ("glue", f"{RTE}\n", "line 2; 1 fields; 4 columns"),
+    ("glue", "index\tsentence1\tlabel\n1\ta\tno", "line 1; 'sentence2'; sentence1, label"),
+    ("glue", "", "line 1; 'sentence1'"),
+    ("classification", f'{ROW}{{"text"', "line 2; not JSON"),
+    ("classification", f"{ROW}[1]", "line 2; not a JSON object; list"),
+    ("classification", f'{ROW}\n{{"text": "a"}}', "line 3; 'label'; found text"),
+    ("classification", '{"text": "a", "label": 0.5}', "line 1; label is 0.5; name of a label"),
+    ("classification", '{"text": 3, "label": "x"}', "line 1; text is 3; allowed: text"),
+    ("classification", '{"text": "a", "label": ""}', "line 1; label is ''; name of a label"),
+    ("multilabel", '{"text": "a", "label": 3}', "line 1; label is 3; a list, or text"),
+    ("multilabel", '{"text": "a", "label": [""]}', "line 1; label is ''; name of a label"),
+    ("regression", '{"text": "a", "label": "high"}', "line 1; label is 'high'; a number"),
+    ("regression", '{"text": "a", "label": true}', "line 1; label is True; a number"),
+    ("regression", '{"text": "a", "label": 1%s}' % (400 * "0"), "line 1; label is 10; a number"),
+    ("regression", '{"text": "a", "label": NaN}', "line 1; label is nan; a number"),
+    ("squad 1", "{", "not JSON"),
+    ("squad 1", "[]", "data: found nothing; a list"),
+    ("squad 1", '{"data": [{"title": "x"}]}', "data[0].paragraphs: found nothing; a list"),
+    ("squad 1", document(question=3), "paragraphs[0].qas[0].question: found int '3'; text"),
+    ("squad 1", document(id=None), "qas[0].id: found nothing; text"),
+    ("squad 1", document(answers={"text": "c"}), "qas[0].answers: found dict; a list"),
+    ("squad 1", document(answers=[{"text": "c"}]), "answers[0].answer_start: found; a number"),
+    ("squad 1", document(answers=[]), "question '1'; no answer; unanswerable"),
+    ("squad 1", squad(*[("1", "q", "c", ["c"])] * 2), "'1'; twice; unique"),
+    (
+        "squad 2",
+        squad(("1", "q", "c", ["c"]), ("2", "q", "c", None)),
+        "'2'; lacks answers; trained",
+    ),
+    ("entities", "a B-X\nb\n", "line 2; ['b']; has 2"),
+    ("entities", "a\tB-X\nb\t\n", "line 2; a tag is not empty"),
+    ("entities", "a B-X\n\nb NN\n", "line 3; 'NN'; BIO: O, B-TYPE, I-TYPE"),
+    ("entities", "a B-X\nb B-\n", "line 2; 'B-'; BIO"),
+]
+UNSUITABLE = [  # likewise, of `dev`
+    ("classification", '{"text": "a", "label": "maybe"}', "line 1; 'maybe'; no, yes"),
+    ("multilabel", '{"text": "a", "label": "x, z"}', "line 1; 'z'; x, y"),
+    ("classification", '{"text": "a", "label": "no"}\n{"text": ""}', "line 2; no column 'label'"),
+    ("classification", '{"text": "a"}\n{"text": "", "label": "no"}', "line 1; no column 'label'"),
+    ("entities", "a B-Z\n", "line 1; 'B-Z'; X, Y; config.data.labels"),
+    ("entities", "a S-X\n", "line 1; 'S-X'; BIO"),
+    ("entities", "a - B-X\n", "3 columns; has 2"),
+    ("squad 1", squad(("1", "q", "c", ["c"]), ("2", "q", "c", None)), "'2'; lacks; others have"),
+]
+TEACHES_NOTHING = [
+    ("classification", ROW, "column label; ['x']; at least two"),
+    ("multilabel", '{"text": "a", "label": []}', "column label; []; at least two"),
+    ("regression", "", "column label; no rows"),
+    ("entities", "a O\nb O\n", "['O']; at least two"),
+    ("parts of speech", "a\nb\n", "[]; at least two"),
+    ("entities", "", "[]; at least two"),
+]
+
+
+@pytest.mark.parametrize(("kind", "content", "facts"), MALFORMED)
 def test_mistakes_are_named_with_their_place_and_what_is_allowed(kind, content, facts, tmp_path):
-    case = CASES[kind]
     with pytest.raises(UserError) as error:
-        case.make(tmp_path, train=content).read("train")
-    assert names(error, f"train{case.suffix}", *facts)
+        CASES[kind].make(tmp_path, train=content).read("train")
+    assert names(error, f"train{CASES[kind].suffix}", *facts.split("; "))
 
 
-@pytest.mark.parametrize(
-    ("kind", "content", "facts"),
-    [
-        ("classification", '{"text": "a", "label": "maybe"}', ("line 1", "'maybe'", "no, yes")),
-        ("multilabel", '{"text": "a", "label": "x, z"}', ("line 1", "'z'", "x, y")),
-        ("classification", '{"text": "a", "label": "no"}\n{"text": ""}', ("line 2", "no column")),
-        ("classification", '{"text": "a"}\n{"text": "", "label": "no"}', ("line 1", "no column")),
-        ("entities", "a B-Z\n", ("line 1", "'B-Z'", "X, Y", "config.data.labels")),
-        ("entities", "a S-X\n", ("line 1", "'S-X'", "BIO")),
-        ("entities", "a - B-X\n", ("3 columns", "has 2")),
-        ("squad 1", squad(("1", "q", "c", ["c"]), ("2", "q", "c", None)), ("'2'", "others have")),
-    ],
-)
+@pytest.mark.parametrize(("kind", "content", "facts"), UNSUITABLE)
 def test_other_splits_must_suit_the_training_data(kind, content, facts, tmp_path):
-    case = CASES[kind]
     with pytest.raises(UserError) as error:
-        case.make(tmp_path, dev=content).read("dev")
-    assert names(error, f"dev{case.suffix}", *facts)
+        CASES[kind].make(tmp_path, dev=content).read("dev")
+    assert names(error, f"dev{CASES[kind].suffix}", *facts.split("; "))
 
 
-@pytest.mark.parametrize(
-    ("kind", "content", "facts"),
-    [
-        ("classification", '{"text": "a", "label": "x"}', ("label", "['x']", "at least two")),
-        ("multilabel", '{"text": "a", "label": []}', ("label", "[]", "at least two")),
-        ("regression", "", ("label", "no rows")),
-        ("entities", "a O\nb O\n", ("['O']", "at least two")),
-        ("parts of speech", "a\nb\n", ("[]", "at least two")),
-        ("entities", "", ("[]", "at least two")),
-    ],
-)
+@pytest.mark.parametrize(("kind", "content", "facts"), TEACHES_NOTHING)
 def test_data_that_teach_nothing_are_refused(kind, content, facts, tmp_path):
-    case = CASES[kind]
+    task = CASES[kind].make(tmp_path, train=content)
     with pytest.raises(UserError) as error:
-        print(case.make(tmp_path, train=content).head)
-    assert names(error, f"train{case.suffix}", *facts)
+        print(task.head)
+    assert names(error, f"train{CASES[kind].suffix}", *facts.split("; "))
 
 
 @pytest.mark.parametrize("kind", ["classification", "multilabel", "entities", "parts of speech"])

@@ -77,12 +77,26 @@ def oracle(features: dict[str, np.ndarray], labels: tuple = ()) -> dict[str, np.
     return {"logits": label.astype(np.float32)}
 
 
+def random_features(number: int) -> dict[str, np.ndarray]:
+    """Rows of eight tokens, with one of three labels each, as if a task had made them."""
+    rng = np.random.default_rng(number)
+    shape = number, 8
+    return {
+        "input_ids": rng.integers(5, 50, shape).astype(np.int32),
+        "piece_ids": np.ones(shape, np.int32),
+        "position_ids": np.broadcast_to(np.arange(8, dtype=np.int32), shape),
+        "token_type_ids": np.zeros(shape, np.int32),
+        "example": np.arange(number, dtype=np.int32),
+        "label": rng.integers(0, 3, number).astype(np.int32),
+    }
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A kind of task.
 
     Attributes:
-      files: the content of each split.
+      labelled, unlabelled: the content of `train` and `dev`, and of `test`.
       suffix: of the names of the files.
       settings: beside the files.
       examples: those of `dev`, in order.
@@ -94,7 +108,8 @@ class Case:
     """
 
     kind: type[Task]
-    files: dict[str, str]
+    labelled: str
+    unlabelled: str
     suffix: str
     examples: list[Any]
     targets: dict[str, Any]
@@ -107,10 +122,10 @@ class Case:
 
     def make(self, directory: Path, log: Callable[[str], None] = print, **changes: Any) -> Task:
         """The task, its files below `directory`; `changes` are settings, or contents by split."""
-        files = {split: changes.pop(split, content) for split, content in self.files.items()}
+        contents = {"train": self.labelled, "dev": self.labelled, "test": self.unlabelled}
         paths = {
-            split: saved(directory / f"{split}{self.suffix}", content)
-            for split, content in files.items()
+            split: saved(directory / f"{split}{self.suffix}", changes.pop(split, content))
+            for split, content in contents.items()
         }
         if self.kind is GlueTask:
             paths = {"source": str(directory)}
@@ -145,7 +160,8 @@ def table_case(target: str, labels: list, parsed: list, **fields: Any) -> Case:
     examples = [dataclasses.replace(x, label=y) for x, y in zip(TEXTS, parsed, strict=True)]
     return Case(
         kind=TableTask,
-        files={"train": table(labels), "dev": table(labels), "test": table()},
+        labelled=table(labels),
+        unlabelled=table(),
         suffix=".jsonl",
         settings={"target": target},
         examples=examples,
@@ -159,10 +175,10 @@ def table_case(target: str, labels: list, parsed: list, **fields: Any) -> Case:
 def squad_case(questions: list[Question], **fields: Any) -> Case:
     """Questions on `CONTEXT`."""
     entries = [(x.id, x.question, x.context, [y.text for y in x.answers]) for x in questions]
-    labelled, unlabelled = squad(*entries), squad(*((*entry[:3], None) for entry in entries))
     return Case(
         kind=SquadTask,
-        files={"train": labelled, "dev": labelled, "test": unlabelled},
+        labelled=squad(*entries),
+        unlabelled=squad(*((*entry[:3], None) for entry in entries)),
         suffix=".json",
         examples=questions,
         answers=[{"id": x.id, "text": x.answers[0].text if x.answers else ""} for x in questions],
@@ -174,11 +190,11 @@ def squad_case(questions: list[Question], **fields: Any) -> Case:
 def tagging_case(*sentences: tuple[str, str], **fields: Any) -> Case:
     """Sentences, words and tags between spaces."""
     pairs = [(words.split(), tags.split()) for words, tags in sentences]
-    lines = ["".join(f"{word} {tag}\n" for word, tag in zip(*pair, strict=True)) for pair in pairs]
-    words = ["".join(f"{word}\n" for word in pair[0]) for pair in pairs]
+    lines = [[f"{word} {tag}" for word, tag in zip(*pair, strict=True)] for pair in pairs]
     return Case(
         kind=TaggingTask,
-        files={"train": "\n".join(lines), "dev": "\n".join(lines), "test": "\n".join(words)},
+        labelled="\n\n".join(map("\n".join, lines)),
+        unlabelled="\n\n".join("\n".join(words) for words, _ in pairs),
         suffix=".txt",
         examples=[Sentence(str(i), tuple(x), tuple(y)) for i, (x, y) in enumerate(pairs)],
         answers=[{"id": str(i), "words": x, "tags": y} for i, (x, y) in enumerate(pairs)],
@@ -192,7 +208,8 @@ CASES = {
     "glue": Case(
         kind=GlueTask,
         name="rte",
-        files={"train": RTE, "dev": RTE, "test": RTE.replace("\tlabel", "\tx")},
+        labelled=RTE,
+        unlabelled=RTE.replace("\tlabel", "\tx"),
         suffix=".tsv",
         examples=PAIRS,
         targets={"label": [0, 1, 1]},

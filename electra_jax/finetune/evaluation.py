@@ -44,27 +44,21 @@ class Predictor:
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> list | None:
         """A prediction for each example; None if `is_stopped` has said so."""
-        inputs = (*INPUTS, *self.task.head.inputs)
-        rows = FeatureRows({name: features[name] for name in inputs})
+        rows = FeatureRows({name: features[name] for name in (*INPUTS, *self.task.head.inputs)})
         outputs = predict_rows(self.predict, params, rows, self.batch_size, is_stopped)
         return outputs and self.task.predict(examples, features, outputs)
 
 
 @dataclasses.dataclass(frozen=True)
-class Split:
-    """Examples that are predicted, and what the network sees of them."""
-
-    name: str
-    examples: Sequence
-    features: Arrays
-
-
-@dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """The splits that a run predicts, and how."""
+    """The splits that a run predicts, and how.
+
+    Attributes:
+      splits: the examples of each split, and their features.
+    """
 
     predictor: Predictor
-    splits: Sequence[Split]
+    splits: dict[str, tuple[Sequence, Arrays]]
 
     def predictions(
         self,
@@ -74,29 +68,23 @@ class Evaluation:
     ) -> Predictions | None:
         """Predictions for the splits in `names`; None if `is_stopped` has said so."""
         found = {}
-        for split in self.splits:
-            if split.name in names:
-                found[split.name] = self.predictor(
-                    params, split.examples, split.features, is_stopped
-                )
-                if found[split.name] is None:
-                    return None
+        for name in names:
+            found[name] = self.predictor(params, *self.splits[name], is_stopped)
+            if found[name] is None:
+                return None
         return found
 
     def scores(self, predictions: Predictions) -> Scores:
         """The scores of the labelled splits."""
         task = self.predictor.task
         return {
-            split.name: task.score(split.examples, predictions[split.name])
-            for split in self.splits
-            if split.name in task.eval_splits
+            name: task.score(self.splits[name][0], predictions[name]) for name in task.eval_splits
         }
 
     def floors(self) -> dict[str, float]:
         """The main score of always giving the same answer, for each labelled split."""
         task = self.predictor.task
-        labelled = [split for split in self.splits if split.name in task.eval_splits]
-        return {split.name: task.floor(split.examples) for split in labelled}
+        return {name: task.floor(self.splits[name][0]) for name in task.eval_splits}
 
 
 def as_metrics(scores: Scores) -> dict[str, float]:

@@ -2,8 +2,9 @@
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -31,7 +32,6 @@ from electra_jax.finetune.evaluation import (
     Evaluation,
     Predictions,
     Predictor,
-    Split,
     as_metrics,
 )
 from electra_jax.finetune.objective import FineTuning
@@ -61,18 +61,20 @@ class Work:
     Attributes:
       rows: to train on.
       num_examples: that they are from.
-      batches: (seed, first step, (i, n)) to batches, see `Job.batches`.
+      batches: `loader.train_batches` of the rows, with all settings but seed and place.
+      program: of a single trial; `with_seed` makes it that of another one.
     """
 
     task: Task
     pretrained: Pretrained
     rows: Buckets
     num_examples: int
-    batches: Callable[[int, int, tuple[int, int]], Batches]
+    batches: Callable[..., Batches]
     evaluation: Evaluation
-    mesh: Mesh
     objective: FineTuning
     optimizer: OptimizerConfig
+    mesh: Mesh
+    program: Program
 
 
 def finetune(config: ConfigDict, workdir: Path) -> None:
@@ -92,22 +94,22 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
     for line in pretrained.table:
         log_line(f"  {line}")
     config, work = prepare(config, make_task(config, log_line), pretrained)
-    numbers = range(config.num_trials)
-    workdirs = [workdir / f"trial_{i}" if config.num_trials > 1 else workdir for i in numbers]
+    workdirs = [workdir / f"trial_{i}" for i in range(config.num_trials)]
+    workdirs = workdirs if config.num_trials > 1 else [workdir]
     for number, path in enumerate(workdirs):
-        check_workdir(trial_config(config, number), path)
-    program = program_of(config, work.mesh, work.objective, work.optimizer)
+        check_workdir(trial_config(config, config.seed + number), path)
     with Interruption() as interruption:
-        for first in numbers[:: config.trials_at_once]:
-            group = numbers[first : first + config.trials_at_once]
-            is_done = all((workdirs[i] / RESULTS).exists() for i in group)
-            if is_done and config.resume == "same":
-                log_line(f"{workdirs[first]}: nothing to do, there is a {RESULTS}")
-            elif len(group) == 1:
-                own = trial_config(config, first)
-                run_trial(own, workdirs[first], work, program.with_seed(own.seed), interruption)
+        for first in range(0, config.num_trials, config.trials_at_once):
+            group = workdirs[first : first + config.trials_at_once]
+            if all((path / RESULTS).exists() for path in group) and config.resume == "same":
+                log_line(f"{group[0]}: nothing to do, there is a {RESULTS}")
+                continue
+            trials = {config.seed + first + i: path for i, path in enumerate(group)}
+            if len(trials) == 1:
+                run_trial(config, trials, work, interruption)
             else:
-                run_together(config, group, workdir, workdirs, work, interruption)
+                together = workdir / f"trials_{first}_to_{first + len(group) - 1}"
+                run_together(config, trials, together, work, interruption)
     if config.num_trials > 1 and jax.process_index() == 0:
         summary = results.write_summary(workdir, work.task, workdirs)
         for line in results.describe_summary(summary):
@@ -118,47 +120,39 @@ def prepare(config: ConfigDict, task: Task, pretrained: Pretrained) -> tuple[Con
     """The completed configuration; data, network and compiled functions for all trials."""
     tokenizer, max_length = pretrained.tokenizer, config.data.max_length
     features = task.features(read_split(task, TRAIN), tokenizer, max_length, training=True)
-    if not len(features["example"]):
+    num_examples = len(np.unique(features.pop("example")))
+    if not num_examples:
         raise UserError(f"{task.place(TRAIN)}: no example can be trained on")
-    config = complete(config, task, pretrained.encoder_config, len(features["example"]))
+    config = complete(config, task, pretrained.encoder_config, len(features["input_ids"]))
     mesh, objective = make_mesh(config.parallel), make_objective(config, task)
     predict = make_predict(mesh, objective.outputs)
     predictor = Predictor(task, tokenizer, predict, max_length, config.batch_size)
-    splits = []
-    for name in (*task.eval_splits, *task.test_splits):
-        examples = read_split(task, name)
-        splits.append(Split(name, examples, predictor.features(examples)))
-    arrays = {name: x for name, x in features.items() if name != "example"}
-    rows = make_buckets(arrays, config.data.length_buckets, config.batch_size)
+    splits = {name: read_split(task, name) for name in (*task.eval_splits, *task.test_splits)}
+    splits = {name: (examples, predictor.features(examples)) for name, examples in splits.items()}
+    rows = make_buckets(features, config.data.length_buckets, config.batch_size)
     num_steps = max(1, int(len(rows) / config.batch_size * config.num_train_epochs))
     options = dict(config.optimizer)
     warmup_steps = round(options.pop("warmup_fraction") * num_steps)
-
-    def batches(seed: int, start: int, share: tuple[int, int]) -> Batches:
-        return loader.train_batches(
-            rows,
-            start,
-            num_steps - start,
-            batch_size=config.batch_size,
-            seed=seed,
-            weights=rows.weights,
-            one_group=True,
-            process_index=share[0],
-            process_count=share[1],
-            num_threads=config.data.num_threads,
-            prefetch=config.data.prefetch,
-        )
-
+    optimizer = OptimizerConfig(num_steps=num_steps, warmup_steps=warmup_steps, **options)
     return config, Work(
         task=task,
         pretrained=pretrained,
         rows=rows,
-        num_examples=len(np.unique(features["example"])),
-        batches=batches,
+        num_examples=num_examples,
+        batches=functools.partial(
+            loader.train_batches,
+            rows,
+            batch_size=config.batch_size,
+            weights=rows.weights,
+            one_group=True,
+            num_threads=config.data.num_threads,
+            prefetch=config.data.prefetch,
+        ),
         evaluation=Evaluation(predictor, splits),
-        mesh=mesh,
         objective=objective,
-        optimizer=OptimizerConfig(num_steps=num_steps, warmup_steps=warmup_steps, **options),
+        optimizer=optimizer,
+        mesh=mesh,
+        program=program_of(config, mesh, objective, optimizer),
     )
 
 
@@ -214,24 +208,32 @@ def complete(config: ConfigDict, task: Task, encoder: EncoderConfig, num_rows: i
     return config
 
 
-def trial_config(config: ConfigDict, number: int) -> ConfigDict:
+def trial_config(config: ConfigDict, seed: int) -> ConfigDict:
     """That of one of several trials: a run like any other, with its own seed."""
     config = config.copy_and_resolve_references()
-    config.update(seed=config.seed + number, num_trials=1, trials_at_once=1)
+    config.update(seed=seed, num_trials=1, trials_at_once=1)
     return config
 
 
 def run_trial(
-    config: ConfigDict, workdir: Path, work: Work, program: Program, interruption: Interruption
+    config: ConfigDict, trials: Mapping[int, Path], work: Work, interruption: Interruption
 ) -> None:
-    """One seed: train, then predict and score all splits."""
+    """One seed: train, then predict and score all splits.
+
+    Args:
+      trials: the directory of the trial by its seed.
+    """
+    [(seed, workdir)] = trials.items()
+    config = trial_config(config, seed)
     newest: Predictions = {}
-
-    def evaluate(_, params: Params, is_stopped: IsStopped) -> dict[str, float] | None:
-        return evaluate_trial(work, params, newest, is_stopped)
-
-    job = make_job(work, program, (config.seed,), evaluate, config.checkpoint.keep_best)
-    job = dataclasses.replace(job, patience=config.patience)
+    job = make_job(
+        work,
+        work.program.with_seed(seed),
+        [seed],
+        evaluate=lambda _, params, is_stopped: evaluate(work, params, newest, is_stopped),
+        keep_best=config.checkpoint.keep_best,
+        patience=config.patience,
+    )
     state = loop.run(config, workdir, job, interruption)
     step, params = int(state.step), state.params
     if config.checkpoint.keep_best:
@@ -240,58 +242,52 @@ def run_trial(
         _, best = restore_params(workdir / "checkpoints", step)
         params = jax.device_put(best, jax.tree.map(lambda x: x.sharding, params))
         newest.clear()
-    finish(work, workdir, config.seed, step, params, newest)
+    finish(work, workdir, seed, step, params, newest)
 
 
 def run_together(
     config: ConfigDict,
-    group: Sequence[int],
-    workdir: Path,
-    workdirs: Sequence[Path],
+    trials: Mapping[int, Path],
+    together: Path,
     work: Work,
     interruption: Interruption,
 ) -> None:
     """Several seeds as one run; what comes out is a directory for each, as if it had run alone.
 
     Args:
-      group: numbers of the trials.
-      workdir: of all of them.
-      workdirs: of each trial.
+      trials: the directory of each trial by its seed.
+      together: of all of them.
     """
     one_of = jax.jit(
         lambda tree, place: jax.tree.map(lambda x: x[place], tree), static_argnames="place"
     )
-    seeds = tuple(config.seed + number for number in group)
-    newest: list[Predictions] = [{} for _ in group]
+    newest: list[Predictions] = [{} for _ in trials]
 
-    def evaluate(_, params: Params, is_stopped: IsStopped) -> dict[str, float] | None:
-        """Means over the trials."""
-        trials = []
+    def means(_, params: Params, is_stopped: IsStopped) -> dict[str, float] | None:
+        found = []
         for place, known in enumerate(newest):
-            found = evaluate_trial(work, one_of(params, place=place), known, is_stopped)
-            if found is None:
+            found.append(evaluate(work, one_of(params, place=place), known, is_stopped))
+            if found[-1] is None:
                 return None
-            trials.append(found)
-        return {name: float(np.mean([trial[name] for trial in trials])) for name in trials[0]}
+        return {name: float(np.mean([scores[name] for scores in found])) for name in found[0]}
 
     program = make_trials_program(
-        work.mesh, work.objective, work.optimizer, seeds, config.num_microbatches
+        work.mesh, work.objective, work.optimizer, tuple(trials), config.num_microbatches
     )
-    job = make_job(work, program, seeds, evaluate, keep_best=False)
-    together = workdir / f"trials_{group[0]}_to_{group[-1]}"
+    job = make_job(work, program, [*trials], evaluate=means)
     state = loop.run(config, together, job, interruption)
-    for place, number in enumerate(group):
-        own, path = trial_config(config, number), workdirs[number]
+    for place, (seed, path) in enumerate(trials.items()):
         of_one = one_of(state, place=place)
+        step = int(of_one.step)
         with Checkpoints(path / "checkpoints", job.data_hash, keep=1) as checkpoints:
             if checkpoints.latest_step() is None:
-                checkpoints.save(int(of_one.step), of_one, {}, {})
+                checkpoints.save(step, of_one, {}, {})
         if jax.process_index() == 0:
-            write_run_files(own, path, job.tokenizer, job.facts)
-        finish(work, path, own.seed, int(of_one.step), of_one.params, newest[place])
+            write_run_files(trial_config(config, seed), path, job.tokenizer, job.facts)
+        finish(work, path, seed, step, of_one.params, newest[place])
 
 
-def evaluate_trial(
+def evaluate(
     work: Work, params: Params, known: Predictions, is_stopped: IsStopped
 ) -> dict[str, float] | None:
     """The scores of all labelled splits, whose predictions join `known`; None if stopped."""
@@ -312,7 +308,7 @@ def finish(
       known: what it has predicted already.
     """
     evaluation, metric = work.evaluation, work.task.main_metric
-    missing = [split.name for split in evaluation.splits if split.name not in known]
+    missing = [name for name in evaluation.splits if name not in known]
     predictions = known | evaluation.predictions(params, missing)
     scores = evaluation.scores(predictions)
     failed = results.failed_splits(scores, evaluation.floors(), metric)
@@ -327,48 +323,46 @@ def make_job(
     program: Program,
     seeds: Sequence[int],
     evaluate: Callable[..., dict[str, float] | None],
-    keep_best: bool,
+    keep_best: bool = False,
+    patience: int = 0,
 ) -> Job:
     """What the loop is to do for one seed, or for several at once; `program` has them, too."""
-    rows, num_steps = work.rows, work.optimizer.num_steps
-    arrays = rows.rows.arrays
+    rows, num_steps, task = work.rows, work.optimizer.num_steps, work.task
+    arrays, params, tokenizer = rows.rows.arrays, work.pretrained.params, work.pretrained.tokenizer
     batch_size = work.evaluation.predictor.batch_size
 
     def batches(start: int, share: tuple[int, int]) -> Batches:
-        sources = [work.batches(seed, start, share) for seed in seeds]
+        place = {"process_index": share[0], "process_count": share[1]}
+        sources = [work.batches(start, num_steps - start, seed=seed, **place) for seed in seeds]
         return sources[0] if len(seeds) == 1 else stacked(sources)
 
     real = int(arrays["piece_ids"].sum()) / (len(rows) * rows.mean_width)
     flops_per_token = work.objective.flops_per_token(round(rows.mean_width))
-    initial = jax.tree.leaves_with_path(work.pretrained.params)
     facts = {
-        "data": {
-            "task": work.task.name,
-            "examples": f"{work.num_examples:,}",
-            "rows": f"{len(rows):,}",
-            "padded to": " or ".join(f"{width}" for width in rows.widths),
-            "padding": f"{1 - real:.2%}",
-            "epochs": f"{num_steps * batch_size / len(rows):.2f}",
-        }
-        | {split.name: f"{len(split.examples):,} examples" for split in work.evaluation.splits},
-        "step": loop.describe_step(
-            round(batch_size * rows.mean_width) * len(seeds), flops_per_token
-        ),
+        "task": task.name,
+        "examples": f"{work.num_examples:,}",
+        "rows": f"{len(rows):,}",
+        "padded to": " or ".join(map(str, rows.widths)),
+        "padding": f"{1 - real:.2%}",
+        "epochs": f"{num_steps * batch_size / len(rows):.2f}",
     }
+    splits = {name: f"{len(x):,} examples" for name, (x, _) in work.evaluation.splits.items()}
+    tokens = round(batch_size * rows.mean_width) * len(seeds)
     return Job(
         objective=work.objective,
         num_steps=num_steps,
         program=program,
-        tokenizer=work.pretrained.tokenizer,
-        data_hash=content_hash(arrays, work.pretrained.tokenizer),
+        tokenizer=tokenizer,
+        data_hash=content_hash(arrays, tokenizer),
         batches=batches,
         evaluate=evaluate,
-        initial={path_name(path): x for path, x in initial},
-        facts=facts,
+        initial={path_name(path): x for path, x in jax.tree.leaves_with_path(params)},
+        facts={"data": facts | splits, "step": loop.describe_step(tokens, flops_per_token)},
         flops_per_token=flops_per_token,
-        metrics={**work.objective.metrics, **work.task.metrics},
+        metrics={**work.objective.metrics, **task.metrics},
         check=check_workdir,
-        keep_best=f"eval/{work.task.main_metric}" if keep_best else "",
+        keep_best=f"eval/{task.main_metric}" if keep_best else "",
+        patience=patience,
     )
 
 

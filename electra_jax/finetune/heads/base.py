@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
+from optax.losses import softmax_cross_entropy_with_integer_labels as cross_entropy
 
 from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.modeling.layers import PRNGKey
@@ -85,17 +85,6 @@ class Head(ABC):
     def weights(self, batch: Batch) -> Array:
         """What the loss is a mean over: 1 for each row of the data, 0 for rows of padding."""
         return (batch["piece_ids"] > 0).any(axis=-1).astype(jnp.float32)
-
-    def resolved(self) -> dict[str, Any]:
-        """The fields in `from_data`."""
-        return {name: getattr(self, name) for name in self.from_data}
-
-
-def cross_entropy(
-    logits: Float[Array, "*dims C"], labels: Int[Array, "*dims"]
-) -> Float[Array, "*dims"]:
-    """Negative log-probabilities of the labels."""
-    return optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels)
 
 
 def label_sums(

@@ -66,14 +66,10 @@ class SentenceHead(base.Head):
 
     scores: ClassVar[Mapping[str, Score]]
 
-    @property
-    def num_outputs(self) -> int:
-        """One for each label."""
-        return len(self.labels)
-
     def layers(self, encoder: EncoderConfig, rngs: nnx.Rngs) -> SentenceLayers:
         """See `Head.layers`."""
-        return SentenceLayers(encoder, self.num_outputs, self.style == "huggingface", rngs)
+        num_outputs = len(self.labels) or 1
+        return SentenceLayers(encoder, num_outputs, self.style == "huggingface", rngs)
 
     def sums(
         self, layers: SentenceLayers, hidden: Hidden, batch: Batch, key: PRNGKey | None
@@ -237,11 +233,6 @@ class Regression(SentenceHead):
     huggingface: ClassVar[HuggingFace] = dataclasses.replace(
         Classification.huggingface, problem_type="regression"
     )
-
-    @property
-    def num_outputs(self) -> int:
-        """One."""
-        return 1
 
     def outputs(self, layers: SentenceLayers, hidden: Hidden, batch: Batch) -> Outputs:
         """Scaled numbers."""

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
+from optax.losses import softmax_cross_entropy_with_integer_labels as cross_entropy
 
 from electra_jax.finetune.heads import base
-from electra_jax.finetune.heads.base import Hidden, HuggingFace, Outputs, cross_entropy
+from electra_jax.finetune.heads.base import Hidden, HuggingFace, Outputs
 from electra_jax.finetune.heads.token import TokenLayer
 from electra_jax.modeling.encoder import EncoderConfig
 from electra_jax.modeling.layers import PRNGKey, dense, gelu, glorot_uniform

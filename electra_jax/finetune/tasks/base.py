@@ -17,6 +17,7 @@ interface:
 """
 
 import dataclasses
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -26,6 +27,7 @@ from typing import Any, ClassVar
 from electra_jax.data.features import Arrays
 from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
+from electra_jax.files import write_text
 from electra_jax.finetune.heads.base import Head
 from electra_jax.finetune.tasks.table_files import read_table
 from electra_jax.objectives.metrics import Metric
@@ -87,7 +89,8 @@ class Task(ABC):
 
     def resolved(self) -> dict[str, Any]:
         """Settings that follow from the training data; with them, predicting needs no data."""
-        return {"labels": self.head.labels} | self.head.resolved()
+        fields = ("labels", *self.head.from_data)
+        return {name: getattr(self.head, name) for name in fields}
 
     @abstractmethod
     def read(self, split: str) -> list[Any]:
@@ -140,9 +143,13 @@ class Task(ABC):
     def floor(self, examples: Sequence[Any]) -> float:
         """The main score of the best answer that is the same for all of these labelled examples."""
 
-    @abstractmethod
     def write(self, predictions: Sequence[Any], directory: Path, split: str) -> list[Path]:
-        """Writes the predictions of a split; returns the files, each written as a whole or not."""
+        """Writes the predictions of a split; returns the files, each written as a whole or not.
+
+        By default that is `SPLIT.jsonl`, an answer a line.
+        """
+        lines = [json.dumps(self.answer(prediction)) + "\n" for prediction in predictions]
+        return [write_text(directory / f"{split}.jsonl", "".join(lines))]
 
     @abstractmethod
     def example(self, number: int, values: Mapping[str, Any], where: str) -> Any:

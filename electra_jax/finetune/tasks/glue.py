@@ -10,38 +10,30 @@ quotation mark is a character like any other.
 
 import dataclasses
 import io
-import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from os.path import dirname, exists, isdir, join
 from pathlib import Path
-from typing import Any
 
 from electra_jax.data.formats.tfds import records as read_data_set
 from electra_jax.data.opening import read_lines
 from electra_jax.errors import UserError
 from electra_jax.files import write_bytes, write_text
 from electra_jax.finetune.heads.sentence import Classification, Label, Regression, SentenceHead
-from electra_jax.finetune.scores import (
-    ACCURACY,
-    F1,
-    MATTHEWS,
-    PEARSON,
-    SPEARMAN,
-    SQUARED_ERROR,
-    Score,
-)
+from electra_jax.finetune.scores import ACCURACY, F1, MATTHEWS, Score
 from electra_jax.finetune.tasks.base import TRAIN, Log
 from electra_jax.finetune.tasks.sentences import Example, Prediction, SentenceTask
 from electra_jax.settings import one_of, setting
 
 DIAGNOSTIC = "diagnostic"
 
+_ACCURACY = {"accuracy": ACCURACY}
 _BINARY = ("0", "1")
 _ENTAILMENT = ("entailment", "not_entailment")
 _PAIR = ("sentence1", "sentence2")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class _Layout:
     """Where a task's files lie and what is in them.
 
@@ -49,10 +41,10 @@ class _Layout:
       folder: the directory; also the name of the file to submit.
       text, label: names of columns, as in the first line of a file.
       labels: a label's place is its id; none for a regression.
-      limits: of the numbers of a regression, in files and submissions.
       metrics: the main one first. Papers report that one, and for MRPC and QQP also F1.
-      tfds_text: the fields of TensorFlow's data set.
-      tfds_labels: the labels in the order of TensorFlow's numbers, if that is another one.
+      limits: of the numbers of a regression, in files and submissions.
+      tfds_text, tfds_labels: the fields of TensorFlow's data set, and the labels in the order of
+        its numbers, if these are others.
       unordered: whether swapping the texts of a pair leaves its label as it is, and the original
         doubles the training data so.
       eval_splits, test_splits: see `Task`.
@@ -60,63 +52,58 @@ class _Layout:
     """
 
     folder: str
-    text: tuple[str, ...] = _PAIR
-    label: str = "label"
-    labels: tuple[str, ...] = ()
+    text: tuple[str, ...]
+    label: str
+    labels: tuple[str, ...]
+    metrics: Mapping[str, Score]
     limits: tuple[float, float] | None = None
-    metrics: dict[str, Score] = dataclasses.field(default_factory=lambda: {"accuracy": ACCURACY})
     tfds_text: tuple[str, ...] = ()
     tfds_labels: tuple[str, ...] = ()
     unordered: bool = False
     eval_splits: tuple[str, ...] = ("dev",)
     test_splits: tuple[str, ...] = ("test",)
-    submissions: dict[str, str] = dataclasses.field(default_factory=dict)
+    submissions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 _LAYOUTS = {
     "cola": _Layout(
-        folder="CoLA",
-        text=("sentence",),
-        labels=_BINARY,
-        metrics={"matthews": MATTHEWS, "accuracy": ACCURACY},
+        "CoLA", ("sentence",), "label", _BINARY, {"matthews": MATTHEWS, "accuracy": ACCURACY}
     ),
-    "sst2": _Layout(folder="SST-2", text=("sentence",), labels=_BINARY),
+    "sst2": _Layout("SST-2", ("sentence",), "label", _BINARY, _ACCURACY),
     "mrpc": _Layout(
-        folder="MRPC",
-        text=("#1 String", "#2 String"),
-        label="Quality",
-        labels=_BINARY,
-        metrics={"accuracy": ACCURACY, "f1": F1},
+        "MRPC",
+        ("#1 String", "#2 String"),
+        "Quality",
+        _BINARY,
+        {"accuracy": ACCURACY, "f1": F1},
         tfds_text=_PAIR,
         unordered=True,
     ),
     "stsb": _Layout(
-        folder="STS-B",
-        label="score",
-        limits=(0.0, 5.0),
-        metrics={"spearman": SPEARMAN, "pearson": PEARSON, "mse": SQUARED_ERROR},
-        unordered=True,
+        "STS-B", _PAIR, "score", (), Regression.scores, limits=(0.0, 5.0), unordered=True
     ),
     "qqp": _Layout(
-        folder="QQP",
-        text=("question1", "question2"),
-        label="is_duplicate",
-        labels=_BINARY,
-        metrics={"accuracy": ACCURACY, "f1": F1},
+        "QQP",
+        ("question1", "question2"),
+        "is_duplicate",
+        _BINARY,
+        {"accuracy": ACCURACY, "f1": F1},
     ),
     "mnli": _Layout(
-        folder="MNLI",
-        label="gold_label",
-        labels=("contradiction", "entailment", "neutral"),
+        "MNLI",
+        _PAIR,
+        "gold_label",
+        ("contradiction", "entailment", "neutral"),
+        _ACCURACY,
         tfds_text=("premise", "hypothesis"),
         tfds_labels=("entailment", "neutral", "contradiction"),
         eval_splits=("dev_matched", "dev_mismatched"),
         test_splits=("test_matched", "test_mismatched", DIAGNOSTIC),
         submissions={"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", DIAGNOSTIC: "AX"},
     ),
-    "qnli": _Layout(folder="QNLI", text=("question", "sentence"), labels=_ENTAILMENT),
-    "rte": _Layout(folder="RTE", labels=_ENTAILMENT),
-    "wnli": _Layout(folder="WNLI", labels=_BINARY),
+    "qnli": _Layout("QNLI", ("question", "sentence"), "label", _ENTAILMENT, _ACCURACY),
+    "rte": _Layout("RTE", _PAIR, "label", _ENTAILMENT, _ACCURACY),
+    "wnli": _Layout("WNLI", _PAIR, "label", _BINARY, _ACCURACY),
 }
 NAMES = tuple(_LAYOUTS)
 
@@ -160,13 +147,9 @@ class GlueTask(SentenceTask):
         self.text_columns = layout.text
         self.metrics = layout.metrics
         self.eval_splits = layout.eval_splits
-        missing = (
-            ()
-            if self._is_data_set
-            else [split for split in layout.test_splits if not os.path.exists(self.place(split))]
-        )
-        self.test_splits = tuple(split for split in layout.test_splits if split not in missing)
-        for split in missing:
+        present = [x for x in layout.test_splits if self._is_data_set or exists(self.place(x))]
+        self.test_splits = tuple(present)
+        for split in sorted({*layout.test_splits} - {*present}):
             log(f"there is no {self.place(split)}: nothing to predict there")
 
     @classmethod
@@ -195,27 +178,25 @@ class GlueTask(SentenceTask):
         paths = super().write(predictions, directory, split)
         if split in self.test_splits:
             name = self._layout.submissions.get(split, self._layout.folder)
-            lines = [f"{guess.id}\t{self._submitted(guess.label)}\n" for guess in predictions]
-            text = "".join(["index\tprediction\n", *lines])
+            text = "index\tprediction\n"
+            for guess in predictions:
+                label = guess.label
+                if limits := self._layout.limits:
+                    label = f"{min(max(label, limits[0]), limits[1]):.3f}"
+                text += f"{guess.id}\t{label}\n"
             paths.append(write_text(directory / f"{name}.tsv", text))
         return paths
-
-    def _submitted(self, label: Label) -> str:
-        if self._layout.limits:
-            low, high = self._layout.limits
-            return f"{min(max(label, low), high):.3f}"
-        return str(label)
 
     def place(self, split: str) -> str:
         """The path of the file."""
         source, folder = self.settings.source, self._layout.folder
         if self._is_data_set:
             return source
-        own = os.path.join(source, folder)
-        own = own if os.path.isdir(own) else source
-        path = os.path.join(own, f"{split}.tsv")
-        if split == DIAGNOSTIC and not os.path.exists(path):  # it has a folder of its own
-            return os.path.join(os.path.dirname(own), DIAGNOSTIC, f"{DIAGNOSTIC}.tsv")
+        own = join(source, folder)
+        own = own if isdir(own) else source
+        path = join(own, f"{split}.tsv")
+        if split == DIAGNOSTIC and not exists(path):  # it has a folder of its own
+            return join(dirname(own), DIAGNOSTIC, f"{DIAGNOSTIC}.tsv")
         return path
 
     def _read_file(self, split: str) -> list[Example]:
@@ -249,10 +230,8 @@ class GlueTask(SentenceTask):
         if len(fields) != len(columns):
             raise ValueError(f"{len(fields)} fields; the file has {len(columns)} columns")
         values = dict(zip(columns, fields, strict=True))
-        text_a, text_b = (*(values[name] for name in self._layout.text), None)[:2]
-        index = values.get("index", values.get("id", str(row)))
         label = self._label(values[self._layout.label]) if labelled else None
-        return Example(index, text_a, text_b, label)
+        return dataclasses.replace(self.example(row, values, ""), label=label)
 
     def _label(self, value: str) -> Label:
         try:
@@ -271,6 +250,7 @@ class GlueTask(SentenceTask):
         if split == DIAGNOSTIC:
             config, theirs = "ax", "test"
         fields = self._layout.tfds_text or self._layout.text
+        names = self._layout.tfds_labels or self._layout.labels
         records = read_data_set(f"{self.settings.source}/{config}", theirs, *fields, "label", "idx")
         records.sort(key=lambda record: record["idx"])
         labelled = split not in self.test_splits
@@ -278,14 +258,12 @@ class GlueTask(SentenceTask):
             Example(
                 str(record["idx"]),
                 *(*(record[field] for field in fields), None)[:2],
-                self._tfds_label(record["label"]) if labelled else None,
+                (names[int(record["label"])] if names else float(record["label"]))
+                if labelled
+                else None,
             )
             for record in records
         ]
-
-    def _tfds_label(self, value: Any) -> Label:
-        names = self._layout.tfds_labels or self._layout.labels
-        return names[int(value)] if names else float(value)
 
 
 def zip_submission(files: Sequence[Path], path: Path) -> Path:

@@ -1,16 +1,13 @@
 """What all tasks share that label a text or a pair of texts, whatever file they are read from."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from electra_jax.data.features import Arrays
 from electra_jax.data.tokenizers.base import Tokenizer
-from electra_jax.files import write_text
 from electra_jax.finetune.encoding import encode_texts
 from electra_jax.finetune.heads.sentence import Label, SentenceHead
 from electra_jax.finetune.scores import Score
@@ -112,11 +109,6 @@ class SentenceTask(Task):
         answers = self.head.constants([example.label for example in examples])
         scores = [self.compare(examples, [Prediction("", x, ())] * len(examples)) for x in answers]
         return max(score[self.main_metric] for score in scores)
-
-    def write(self, predictions: Sequence[Prediction], directory: Path, split: str) -> list[Path]:
-        """Writes `SPLIT.jsonl`: an object with `id`, `label` and `probabilities` a line."""
-        text = "".join(json.dumps(self.answer(guess)) + "\n" for guess in predictions)
-        return [write_text(directory / f"{split}.jsonl", text)]
 
     def answer(self, prediction: Prediction) -> dict[str, Any]:
         """See `Task.answer`. Without probabilities, as of a regression, there is no such field."""

@@ -20,23 +20,11 @@ from electra_jax.errors import UserError
 from electra_jax.files import write_text
 from electra_jax.finetune.encoding import pack, windows
 from electra_jax.finetune.heads.span import Spans
+from electra_jax.finetune.tasks import squad_files, squad_scores, squad_spans, squad_windows
 from electra_jax.finetune.tasks.base import TRAIN, Files, FileTask
-from electra_jax.finetune.tasks.squad_files import (
-    Example,
-    check_answers,
-    check_ids,
-    read_squad,
-    read_squad_data_set,
-)
-from electra_jax.finetune.tasks.squad_scores import score_v1, score_v2
-from electra_jax.finetune.tasks.squad_spans import NO_PROPOSALS, Span, n_best, null_odds, propose
-from electra_jax.finetune.tasks.squad_windows import (
-    Context,
-    Window,
-    characters,
-    encode_context,
-    find_target,
-)
+from electra_jax.finetune.tasks.squad_files import Example
+from electra_jax.finetune.tasks.squad_spans import Span
+from electra_jax.finetune.tasks.squad_windows import Context, Window
 from electra_jax.finetune.tasks.table_files import is_json_lines, text_cell
 from electra_jax.objectives.metrics import Metric
 from electra_jax.settings import COUNT, one_of, setting
@@ -113,11 +101,11 @@ class SquadTask(FileTask):
         """See `Task.read`. Answers may be anywhere, even where their text is not."""
         unanswerable = self.settings.unanswerable
         if path.startswith("tfds:"):
-            examples = list(read_squad_data_set(path, split, unanswerable))
+            examples = list(squad_files.read_squad_data_set(path, split, unanswerable))
         else:
-            examples = list(read_squad(path))
-        check_ids(examples, path)
-        check_answers(examples, path, split == TRAIN, unanswerable)
+            examples = list(squad_files.read_squad(path))
+        squad_files.check_ids(examples, path)
+        squad_files.check_answers(examples, path, split == TRAIN, unanswerable)
         return examples
 
     def features(
@@ -136,9 +124,9 @@ class SquadTask(FileTask):
         lost = 0
         for index, (example, question) in enumerate(zip(examples, questions, strict=True)):
             if example.context not in contexts:
-                contexts[example.context] = encode_context(tokenizer, example.context)
+                contexts[example.context] = squad_windows.encode_context(tokenizer, example.context)
             context, question = contexts[example.context], question[:MAX_QUESTION]
-            target = find_target(example, context)
+            target = squad_windows.find_target(example, context)
             if training and example.answers and target is None:
                 lost += 1
                 continue
@@ -161,7 +149,7 @@ class SquadTask(FileTask):
         if all(map(self.is_labelled, examples)):
             arrays |= self._targets(examples, rows)
         if not training:
-            arrays |= characters(rows, max_length)
+            arrays |= squad_windows.characters(rows, max_length)
         return arrays
 
     def _targets(self, examples: Sequence[Example], rows: Sequence[Window]) -> Arrays:
@@ -184,12 +172,14 @@ class SquadTask(FileTask):
         `max_answer_length` tokens, and are ranked over all windows of a question. Its null odds are
         the least of its windows.
         """
-        proposals = propose(features, outputs, self.settings.max_answer_length)
-        odds = null_odds(features, outputs, len(examples), proposals)
+        proposals = squad_spans.propose(features, outputs, self.settings.max_answer_length)
+        odds = squad_spans.null_odds(features, outputs, len(examples), proposals)
         unanswerable, threshold = self.settings.unanswerable, self.null_threshold
         predictions = []
         for index, example in enumerate(examples):
-            best = n_best(example.context, proposals.get(index, NO_PROPOSALS))
+            best = squad_spans.n_best(
+                example.context, proposals.get(index, squad_spans.NO_PROPOSALS)
+            )
             is_answered = best and not (unanswerable and odds[index] > threshold)
             text = best[0].text if is_answered else ""
             null = float(odds[index]) if unanswerable else 0.0
@@ -203,9 +193,9 @@ class SquadTask(FileTask):
         gold = {example.id: [answer.text for answer in example.answers] for example in examples}
         texts = {guess.id: guess.n_best[0].text if guess.n_best else "" for guess in predictions}
         if not self.settings.unanswerable:
-            return score_v1(gold, texts)
+            return squad_scores.score_v1(gold, texts)
         odds = {guess.id: guess.null_odds for guess in predictions}
-        return score_v2(gold, texts, odds, self.null_threshold)
+        return squad_scores.score_v2(gold, texts, odds, self.null_threshold)
 
     def floor(self, examples: Sequence[Example]) -> float:
         """See `Task.floor`: the score of never giving an answer."""
@@ -238,7 +228,9 @@ class SquadTask(FileTask):
         """See `Task.unlabelled`: a file in SQuAD's format, or JSON lines."""
         if is_json_lines(path):
             return super().unlabelled(path)
-        return [dataclasses.replace(example, answers=None) for example in read_squad(path)]
+        return [
+            dataclasses.replace(example, answers=None) for example in squad_files.read_squad(path)
+        ]
 
     def answer(self, prediction: Prediction) -> dict[str, Any]:
         """See `Task.answer`."""

@@ -52,13 +52,6 @@ def type_of(tag: str, scheme: str) -> str:
     return match[2] if match else tag
 
 
-def labels_of(types: Sequence[str], scheme: str) -> tuple[str, ...]:
-    """What a network chooses from to tag entities of these types as BIOES, or `plain` tags."""
-    if scheme == "plain":
-        return tuple(types)
-    return OUTSIDE, *(f"{prefix}-{kind}" for kind in types for prefix in SCHEMES["BIOES"])
-
-
 def entities(tags: Iterable[str]) -> list[Entity]:
     """The entities that tags of any scheme but `plain` stand for, by the rules of conlleval.
 

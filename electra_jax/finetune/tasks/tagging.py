@@ -5,7 +5,6 @@ entities as BIOES, whatever the scheme of the files; predictions are written in 
 """
 
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -22,23 +21,13 @@ from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.files import write_text
 from electra_jax.finetune.encoding import owners, pack, windows
+from electra_jax.finetune.heads import base
 from electra_jax.finetune.heads.token import Tagging
+from electra_jax.finetune.tasks import tag_schemes
 from electra_jax.finetune.tasks.base import TRAIN, Files, FileTask, Labels
 from electra_jax.finetune.tasks.conll import Sentence, read_sentences
 from electra_jax.finetune.tasks.table_files import is_json_lines, text_cell
-from electra_jax.finetune.tasks.tag_schemes import (
-    OUTSIDE,
-    SCHEMES,
-    Entity,
-    broken,
-    convert,
-    detect,
-    entities,
-    entity_scores,
-    is_tag,
-    labels_of,
-    type_of,
-)
+from electra_jax.finetune.tasks.tag_schemes import OUTSIDE, SCHEMES, Entity, convert, type_of
 from electra_jax.objectives.metrics import Metric
 from electra_jax.settings import one_of, setting
 
@@ -76,9 +65,12 @@ class Prediction:
     probabilities: tuple[float, ...]
 
 
-def score_metric(label: str, console: str = "") -> Metric:
-    """A share that the report shows with the others."""
-    return Metric(label, better="higher", console=console, figure="Scores", tile="{:.4g}")
+ACCURACY = {"accuracy": base.ACCURACY}
+ENTITY_SCORES = {
+    "f1": Metric("F1", better="higher", console="f1", figure="Scores", tile="{:.4g}"),
+    "precision": Metric("precision", better="higher", figure=None),
+    "recall": Metric("recall", better="higher", figure=None),
+}
 
 
 class TaggingTask(FileTask):
@@ -109,27 +101,26 @@ class TaggingTask(FileTask):
                 f"{self.files[TRAIN]}: the tags are {sorted(different)}; at least two are needed "
                 "to learn anything"
             )
-        return detect(tags)
+        return tag_schemes.detect(tags)
 
     @cached_property
-    def types(self) -> tuple[str, ...]:
+    def types(self) -> list[str]:
         """Types of entities, or tags of the scheme `plain`, sorted."""
         tags = self.settings.labels or chain(*(x.tags or () for x in self._training[0]))
-        return tuple(sorted({type_of(tag, self.scheme) for tag in tags} - {""}))
+        return sorted({type_of(tag, self.scheme) for tag in tags} - {""})
 
     @cached_property
     def head(self) -> Tagging:
         """See `Task.head`."""
-        return Tagging(labels=labels_of(self.types, self.scheme), style=self.style)
+        labels = self.types
+        if self.scheme != "plain":
+            labels = [OUTSIDE, *(f"{prefix}-{x}" for x in labels for prefix in SCHEMES["BIOES"])]
+        return Tagging(labels=tuple(labels), style=self.style)
 
-    @cached_property
+    @property
     def metrics(self) -> dict[str, Metric]:
         """F1 of entities, or accuracy of `plain` tags, is the main score."""
-        accuracy = {"accuracy": score_metric("accuracy", "acc")}
-        if self.scheme == "plain":
-            return accuracy
-        names = {"precision": score_metric("precision"), "recall": score_metric("recall")}
-        return {"f1": score_metric("F1", "f1")} | names | accuracy
+        return ACCURACY if self.scheme == "plain" else ENTITY_SCORES | ACCURACY
 
     def resolved(self) -> dict[str, Any]:
         """See `Task.resolved`."""
@@ -146,11 +137,8 @@ class TaggingTask(FileTask):
 
     def read_file(self, split: str, path: str) -> list[Example]:
         """See `Task.read`."""
-        training, expected = self._training
-        if split == TRAIN:
-            sentences, columns = training, expected
-        else:
-            sentences, columns = read_sentences(path, expected)
+        _, expected = self._training
+        sentences, columns = read_sentences(path, expected)
         if sentences and 1 < columns < (expected or 0):
             self.log(
                 f"{path}: {columns} columns, the training file has {expected}: taken to have no "
@@ -224,17 +212,11 @@ class TaggingTask(FileTask):
             shares[index][word] = special.softmax(logits.astype(np.float64), axis=-1).max(axis=-1)
         predictions = []
         for example, ids, probabilities in zip(examples, chosen, shares, strict=True):
-            learnt = [self.head.labels[i] for i in ids]
-            tags = convert(learnt, self.scheme)
-            predictions.append(
-                Prediction(
-                    example.id,
-                    example.words,
-                    tuple(tags),
-                    tuple(() if self.scheme == "plain" else entities(learnt)),
-                    tuple(probabilities.tolist()),
-                )
-            )
+            learned = [self.head.labels[i] for i in ids]
+            tags = tuple(convert(learned, self.scheme))
+            found = () if self.scheme == "plain" else tuple(tag_schemes.entities(learned))
+            probabilities = tuple(probabilities.tolist())
+            predictions.append(Prediction(example.id, example.words, tags, found, probabilities))
         return predictions
 
     def compare(
@@ -245,11 +227,12 @@ class TaggingTask(FileTask):
         `f1`, `precision` and `recall` of whole entities, by the rules of conlleval, but for the
         scheme `plain`; and `accuracy`, the share of words with the right tag.
         """
-        gold = [convert(example.tags, self._learned) for example in examples]
-        found = [convert(guess.tags, self._learned) for guess in predictions]
+        gold, found = (
+            [convert(one.tags, self._learned) for one in ones] for ones in (examples, predictions)
+        )
         words = [*zip(chain(*gold), chain(*found), strict=True)]
         accuracy = {"accuracy": sum(a == b for a, b in words) / max(1, len(words))}
-        return accuracy if self.scheme == "plain" else {**entity_scores(gold, found), **accuracy}
+        return (tag_schemes.entity_scores(gold, found) if self.scheme != "plain" else {}) | accuracy
 
     def floor(self, examples: Sequence[Example]) -> float:
         """See `Task.floor`."""
@@ -259,20 +242,13 @@ class TaggingTask(FileTask):
         return max(tags.values()) / tags.total()
 
     def write(self, predictions: Sequence[Prediction], directory: Path, split: str) -> list[Path]:
-        """Writes `SPLIT.conll`, words and tags between tabs, and `SPLIT.jsonl`.
-
-        The latter has `id`, `words`, `tags`, `probabilities`, and `entities` by first word, word
-        after the last, and type.
-        """
+        """Writes `SPLIT.conll`, too: words and tags between tabs."""
         columns = [
             "".join(f"{word}\t{tag}\n" for word, tag in zip(guess.words, guess.tags, strict=True))
             for guess in predictions
         ]
-        lines = [json.dumps(self.answer(guess)) + "\n" for guess in predictions]
-        return [
-            write_text(directory / f"{split}.conll", "\n".join(columns)),
-            write_text(directory / f"{split}.jsonl", "".join(lines)),
-        ]
+        path = write_text(directory / f"{split}.conll", "\n".join(columns))
+        return [path, *super().write(predictions, directory, split)]
 
     def example(self, number: int, values: Mapping[str, Any], where: str) -> Example:
         """See `Task.example`: an object with `words`, or `text` with spaces between the words."""
@@ -312,7 +288,7 @@ class TaggingTask(FileTask):
         for sentence in sentences:
             tags = sentence.tags or ()
             for line, tag in enumerate(tags, sentence.line):
-                if not is_tag(tag, scheme):
+                if not tag_schemes.is_tag(tag, scheme):
                     allowed = (OUTSIDE, *(f"{prefix}-TYPE" for prefix in SCHEMES[scheme]))
                     raise UserError(
                         f"{path}, line {line}: tag {tag!r} is not of the scheme {scheme}: "
@@ -323,7 +299,7 @@ class TaggingTask(FileTask):
                         f"{path}, line {line}: tag {tag!r} is not known; the training file has "
                         f"{', '.join(self.types)}; config.data.labels names others"
                     )
-            out_of_place += [sentence.line + place for place in broken(tags, scheme)]
+            out_of_place += [sentence.line + place for place in tag_schemes.broken(tags, scheme)]
         if out_of_place:
             self.log(
                 f"{path}: {len(out_of_place):,} tags continue or end an entity that is not there, "
