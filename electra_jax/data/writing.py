@@ -1,4 +1,4 @@
-"""Makes a token store of what is read, on all cores.
+"""Writes a corpus into a token store, on all cores.
 
 A store grows under another name, `NAME.unfinished`, and gets its own when it is complete. With
 every shard, `progress.json` says there how far reading has come. Whoever finds such a directory
@@ -44,14 +44,14 @@ def write_store(
     log: Callable[[str], None] = print,
     shard_tokens: int = 2**25,
 ) -> None:
-    """Tokenizes what is read into a new store at `directory`, on all cores.
+    """Tokenizes a corpus into a new store at `directory`, on all cores.
 
     Goes on where an earlier call with the same arguments was interrupted. Holds about one shard
     in memory. The result depends neither on interruptions nor on the number of cores.
 
     Args:
       directory: where the store will be; must not exist.
-      groups: what is read.
+      groups: the corpus.
       tokenizer: makes the ids; saved with the store.
       held_out: the fraction of documents kept for evaluation.
       origin: what the manifest says about where the groups are from; has `sources`, the names of

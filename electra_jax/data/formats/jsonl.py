@@ -34,10 +34,10 @@ class JsonLines(Lines):
             if isinstance(record, dict) and self.field in record:
                 yield from text_documents(record[self.field], place, limits)
             elif line.strip():
-                found = ", ".join(map(repr, record)) if isinstance(record, dict) else type(record)
+                fields = ", ".join(map(repr, record)) if isinstance(record, dict) else type(record)
                 yield Damage(
                     "records without the field",
-                    f"{place} has no field {self.field!r}; found {found}; #field= names another",
+                    f"{place} has no field {self.field!r}; found {fields}; #field= names another",
                 )
 
     @staticmethod

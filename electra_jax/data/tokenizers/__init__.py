@@ -30,8 +30,8 @@ def trainer(kind: str, vocab_size: int, **settings: Any) -> Trainer:
         ids 0 to 4; `lower_case`; `strip_accents`, which as in ELECTRA works only when lower-casing;
         `max_word_chars`: longer words become the unknown token (WordPiece only).
     """
-    made = TRAINERS[kind]
-    return made(kind, vocab_size, _of_family(made.tokenizer, settings))
+    trainer = TRAINERS[kind]
+    return trainer(kind, vocab_size, _of_family(trainer.tokenizer, settings))
 
 
 def train(kind: str, lines: Iterable[str], vocab_size: int, **settings: Any) -> Tokenizer:

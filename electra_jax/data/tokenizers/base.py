@@ -153,7 +153,7 @@ class Trainer(ABC):
         trainer = tokenizers.trainer("unigram", 32000, lower_case=False, ...)
         for summary in pool.imap(trainer.summarize, chunks):
             trainer.add(summary)
-        made = trainer.finish()
+        tokenizer = trainer.finish()
 
     The vocabulary depends on the text, not on how it was cut into chunks, nor on the number of
     cores. (Only of a WordPiece corpus with more distinct words than `max_words`, the way it is cut
@@ -183,7 +183,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def add(self, summary: Any) -> None:
-        """Takes in what `summarize` has made of a chunk."""
+        """Adds the summary of a chunk."""
 
     @abstractmethod
     def finish(self) -> Tokenizer:
@@ -206,12 +206,12 @@ def encode_with_special_tokens(
     ids, tokens, offsets, start = [], [], [], 0
     for part in re.split(f"({'|'.join(map(re.escape, names))})", line):
         if part in names:
-            found = [tokenizer.vocab.index(part)], [part], [(0, len(part))]
+            encoded = [tokenizer.vocab.index(part)], [part], [(0, len(part))]
         else:
-            found = tokenizer.encode_with_offsets(part)
-        ids += found[0]
-        tokens += found[1]
-        offsets += [(start + begin, start + end) for begin, end in found[2]]
+            encoded = tokenizer.encode_with_offsets(part)
+        ids += encoded[0]
+        tokens += encoded[1]
+        offsets += [(start + begin, start + end) for begin, end in encoded[2]]
         start += len(part)
     return ids, tokens, offsets
 
