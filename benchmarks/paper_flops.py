@@ -6,7 +6,7 @@ looking up an embedding as a product with a one-hot vector, and a backward pass 
 
 from ml_collections import ConfigDict
 
-from electra_jax.config import model_config
+from electra_jax.checks import model_config
 from electra_jax.modeling.electra import ElectraConfig
 from electra_jax.modeling.encoders.base import EncoderConfig
 from electra_jax.modeling.heads import CopyHead, MaskedLMHead, ReplacedTokenHead

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
-
-from configs.tiny import get_config
-from electra_jax.config import model_config
 from electra_jax.monitoring.console import Console
 from electra_jax.monitoring.progress import Progress, compilations
+
+from configs.tiny import get_config
+from electra_jax.checks import model_config
 from electra_jax.monitoring.writer import MetricWriter
 from electra_jax.objectives.electra import ReplacedTokenDetection
 from electra_jax.objectives.masking import MaskingConfig

@@ -30,7 +30,7 @@ def main() -> None:
 
     os.environ["JAX_PLATFORMS"] = "cpu"  # accelerators that are here stay free for others
     from electra_jax import cli
-    from electra_jax.config import validate
+    from electra_jax.checks import validate
 
     values = cli.recipe_flags()
     verifies = flags.DEFINE_bool(

@@ -8,12 +8,8 @@ from ml_collections import ConfigDict
 
 import electra_jax.config as page
 import electra_jax.settings as settings_page
-from electra_jax.config import (
-    get_config,
-    model_config,
-    settings,
-    validate,
-)
+from electra_jax.checks import model_config, validate
+from electra_jax.config import get_config, settings
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import structure
 from electra_jax.settings import ANY, field, flatten

@@ -5,7 +5,8 @@ import pytest
 import tiny
 from jaxprs import matrix_products, operations
 
-from electra_jax.config import get_config, model_config
+from electra_jax.checks import model_config
+from electra_jax.config import get_config
 from electra_jax.modeling.flops import peak_flops, train_flops_per_token
 from electra_jax.objectives.base import Inputs
 

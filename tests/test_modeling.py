@@ -12,7 +12,8 @@ import tiny
 from flax import nnx
 from jaxprs import matrix_products
 
-from electra_jax.config import get_config, model_config
+from electra_jax.checks import model_config
+from electra_jax.config import get_config
 from electra_jax.modeling.electra import Electra, structure
 from electra_jax.modeling.encoders.base import Context
 from electra_jax.modeling.heads import PADDED_LOGIT

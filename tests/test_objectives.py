@@ -11,7 +11,8 @@ import pytest
 import tiny
 from tiny import MASK
 
-from electra_jax.config import get_config, model_config
+from electra_jax.checks import model_config
+from electra_jax.config import get_config
 from electra_jax.data import tokenizers
 from electra_jax.objectives import Objective, make_objective, masking, metrics
 from electra_jax.objectives.base import Inputs, context

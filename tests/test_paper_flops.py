@@ -7,7 +7,7 @@ import pytest
 import tiny
 from test_config import recipe
 
-from electra_jax.config import model_config
+from electra_jax.checks import model_config
 from electra_jax.modeling.encoders.base import EncoderConfig
 from electra_jax.settings import field
 

@@ -7,7 +7,8 @@ import jax
 import paper_flops
 import pytest
 
-from electra_jax.config import get_config, model_config, validate
+from electra_jax.checks import model_config, validate
+from electra_jax.config import get_config
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import structure
 from electra_jax.recipes import read_argument

@@ -17,7 +17,8 @@ from flax import nnx
 from ml_collections import ConfigDict
 from test_objectives import SAMPLES, init, mask, sums
 
-from electra_jax.config import get_config, model_config
+from electra_jax.checks import model_config
+from electra_jax.config import get_config
 from electra_jax.data import tokenizers
 from electra_jax.modeling.electra import network_of, structure
 from electra_jax.modeling.heads import PADDED_LOGIT, MaskedLMHead

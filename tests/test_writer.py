@@ -13,7 +13,8 @@ from ml_collections import ConfigDict
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import RecordWriter
 
-from electra_jax.config import get_config, validate
+from electra_jax.checks import validate
+from electra_jax.config import get_config
 from electra_jax.errors import UserError
 from electra_jax.monitoring.histograms import Histogram, histograms
 from electra_jax.monitoring.tracking import tracked

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from electra_jax import config as pretraining
+from electra_jax.config import settings
 from electra_jax.errors import UserError
 from electra_jax.files import read_json
 from electra_jax.finetune import config as finetuning
 from electra_jax.run.workdir import config_file, read_config
 
-SETTINGS = {"pretrain": pretraining.settings, "finetune": finetuning.settings}  # by config.task
+SETTINGS = {"pretrain": settings, "finetune": finetuning.settings}  # by config.task
 
 
 def load_config(workdir: Path) -> ConfigDict:

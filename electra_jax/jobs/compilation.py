@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from electra_jax.config import validate
+from electra_jax.checks import validate
 from electra_jax.data import tokenizers
 from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.data.tokenizers.wordpiece import WordPiece

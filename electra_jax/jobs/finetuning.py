@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from electra_jax.config import check_best
+from electra_jax.checks import check_best
 from electra_jax.data import loader
 from electra_jax.data.features import Arrays
 from electra_jax.data.tokenizers.base import Tokenizer

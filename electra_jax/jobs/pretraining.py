@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from electra_jax.config import objective_for, settings, validate
+from electra_jax.checks import objective_for, validate
+from electra_jax.config import settings
 from electra_jax.data import layout, loader, sources
 from electra_jax.data.layout import Rows
 from electra_jax.data.preparation import prepare
