@@ -71,7 +71,7 @@ def tower(config: EncoderConfig, length: int) -> int:
 
 
 def step_flops_per_token(model: ElectraConfig, length: int) -> tuple[float, float]:
-    """Forward operations per token of the generator and of the main network; 0 for none."""
+    """Forward operations per token of the generator and of the discriminator; 0 for none."""
     generator, main = model.generator, model.discriminator
     of_generator = of_main = 0.0
     if generator:
@@ -89,7 +89,7 @@ def step_flops_per_token(model: ElectraConfig, length: int) -> tuple[float, floa
 def train_flops(config: ConfigDict, vocab_size: int) -> float:
     """Operations of a whole training.
 
-    A frozen generator has a forward pass only; in two stages, the main network is not run in the
+    A frozen generator has a forward pass only; in two stages, the discriminator is not run in the
     first one.
     """
     length = config.data.sequence_length

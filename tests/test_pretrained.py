@@ -561,7 +561,7 @@ def test_the_first_loss_is_that_of_the_source_and_all_else_is_fresh(tmp_path):
 
 @pytest.mark.parametrize("kind", ["replace_mlm", "all_tokens_mlm"])
 def test_networks_that_predict_words_are_encoders_to_others(kind, tmp_path):
-    """What stands on the main network of these objectives is no part that there is elsewhere."""
+    """What stands on the discriminator of these objectives is no part that there is elsewhere."""
     config = recipe(objective=kind)
     _, params = random_params(config)
     found = load_encoder(save_run(tmp_path / "run", config, params))

@@ -87,7 +87,7 @@ def test_electra_15_by_hand():
     objective = tiny.objective("electra_15")
     verdicts = jnp.log(jnp.array([[1.0, 3, 1 / 3, 3, 9, 9], [9.0, 9, 9, 9, 9, 9]]))
     corrupted = jnp.array([[2, 9, 8, 3, 0, 0], [2, 3, 0, 0, 0, 0]])
-    pairs = objective.verdict_sums(verdicts, corrupted, Inputs(ROWS, SECOND_AND_THIRD, SAMPLES))
+    pairs = objective.detection_sums(verdicts, corrupted, Inputs(ROWS, SECOND_AND_THIRD, SAMPLES))
     np.testing.assert_allclose(pairs["rtd_loss"], [-2 * math.log(3 / 4), 2], rtol=1e-6)
     np.testing.assert_array_equal(pairs["rtd_accuracy"], [2, 2])
     np.testing.assert_array_equal(pairs["rtd_precision"], [1, 1])
@@ -143,7 +143,7 @@ def test_policy_gradient_by_hand():
 
 
 def test_replace_mlm_equals_a_recomputation():
-    """Loss of the main network on the corrupted text, at the predicted positions."""
+    """Loss of the discriminator on the corrupted text, at the predicted positions."""
     objective = tiny.objective("replace_mlm", init_stddev=0.2)
     params, batch = init(objective), FOUR
     masked = mask(objective, batch)
@@ -237,14 +237,14 @@ def test_closed_gate_makes_all_tokens_mlm_replace_mlm_on_the_selected_positions(
     closed = params | {"discriminator": params["discriminator"] | {"head": head | {"copy": copy}}}
 
     class OfSelected(type(usual)):
-        def main_sums(self, model, corrupted_ids, inputs, key):
+        def discriminator_sums(self, model, corrupted_ids, inputs, key):
             selected = masking.is_selected(inputs.masked, length)
             only = {**inputs.batch, "piece_ids": inputs.batch["piece_ids"] * selected}
             # Attention is that of the whole text; the loss is that of the selected positions.
             states = model.discriminator_states(corrupted_ids, context(inputs.batch), key)
             model.discriminator_states = lambda *_: states
             inputs = dataclasses.replace(inputs, batch=only)
-            return super().main_sums(model, corrupted_ids, inputs, key)
+            return super().discriminator_sums(model, corrupted_ids, inputs, key)
 
     replace = tiny.objective("replace_mlm", loss={"frequencies": usual.frequencies})
     replace = dataclasses.replace(

@@ -108,7 +108,7 @@ class ParityHead(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Parity(CorruptedText):
-    """The main network tells odd tokens from even ones in a corrupted text."""
+    """The discriminator tells odd tokens from even ones in a corrupted text."""
 
     @dataclasses.dataclass(frozen=True)
     class Settings:
@@ -116,7 +116,7 @@ class Parity(CorruptedText):
 
     sharpness: float = 1.0
 
-    main_term: ClassVar[str] = "parity_loss"
+    discriminator_term: ClassVar[str] = "parity_loss"
     head: ClassVar[type] = ParityHead
     metrics: ClassVar[dict[str, Metric]] = CorruptedText.metrics | {
         "parity_loss": Metric("parity loss", "nats", better="lower", console="parity", jumps=True),
@@ -128,10 +128,10 @@ class Parity(CorruptedText):
         arguments = super().arguments(config, tokenizer, token_counts)
         return arguments | {"sharpness": config.loss.sharpness}
 
-    def judged(self, batch: Batch, masked: Masked) -> Bool[Array, "B L"]:
+    def loss_mask(self, batch: Batch, masked: Masked) -> Bool[Array, "B L"]:
         return is_real(batch)
 
-    def main_sums(
+    def discriminator_sums(
         self,
         model: Electra,
         corrupted_ids: Int[Array, "B L"],

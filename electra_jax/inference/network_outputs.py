@@ -22,7 +22,7 @@ Outputs = dict[str, Array]
 def corrupted(
     objective: ReplacedTokenDetection, seed: int, top_k: int, params: Params, batch: Batch
 ) -> Outputs:
-    """The generator's samples in the text, and the discriminator's verdicts on it.
+    """The text with the generator's samples in it, and the discriminator's logits.
 
     Masks and samples are those of the evaluation: they depend on the seed of the run, on the row's
     number and on its tokens.
@@ -31,7 +31,7 @@ def corrupted(
       top_k: proposals of the generator for each position, K.
 
     Returns:
-      `shown_ids`, what the discriminator reads, its `logits`, and `judged`, whether it counts, all
+      `shown_ids`, what the discriminator reads, its `logits`, and `loss_mask`, all
       [B, L]; `positions` [B, P] that the generator was asked about and their `weights`, 0 for slots
       not in use; `proposals` [B, P, K], the best first, and their `probabilities`.
     """
@@ -46,15 +46,15 @@ def corrupted(
     return {
         "shown_ids": shown_ids,
         "logits": model.discriminate(shown_ids, context(batch), None),
-        "judged": objective.judged(batch, masked),
+        "loss_mask": objective.loss_mask(batch, masked),
         "positions": masked.masked_positions,
         "weights": masked.weights,
         **best(sampled_from, top_k),
     }
 
 
-def judged(objective: ReplacedTokenDetection, params: Params, batch: Batch) -> Outputs:
-    """The discriminator's verdicts on the text as it is: `logits` [B, L]."""
+def detected(objective: ReplacedTokenDetection, params: Params, batch: Batch) -> Outputs:
+    """The discriminator's `logits` [B, L] for the text as it is."""
     logits = objective.bind(params).discriminate(batch["input_ids"], context(batch), None)
     return {"logits": logits}
 

@@ -1,6 +1,6 @@
 """A pre-training run on new texts: replaced tokens detected, masks filled, vectors.
 
-Texts longer than the rows of the training are cut into pieces, each judged for itself; nothing is
+Texts longer than the rows of the training are cut into pieces, each read by itself; nothing is
 left out. A new mode is a class here and a line in `MODES`.
 """
 
@@ -128,12 +128,12 @@ class Detect(TextModel):
         """Logits of the text as it is, or after the generator has replaced some tokens."""
         self.replaces, self.histogram = request.replace, np.zeros((2, 1))
         if not self.replaces:
-            return functools.partial(network_outputs.judged, self.objective)
+            return functools.partial(network_outputs.detected, self.objective)
         top_k = min(request.top_k, self.tokenizer.vocab_size)
         return functools.partial(network_outputs.corrupted, self.objective, self.config.seed, top_k)
 
     def read(self, path: str) -> Any:
-        """As `TextModel.read`; or the token store at `path`, whose held-out rows are judged."""
+        """As `TextModel.read`; or the token store at `path`, whose held-out rows are read."""
         return open_store(path) if Path(path, "manifest.json").exists() else super().read(path)
 
     def respond(self, texts: Sequence[str] | TokenStore) -> list[Answer]:
@@ -156,7 +156,7 @@ class Detect(TextModel):
         outputs = self.run(rows)
         if self.replaces:
             is_replaced = outputs["shown_ids"] != arrays["input_ids"]
-            of_each = (outputs["logits"], is_replaced, outputs["judged"])
+            of_each = (outputs["logits"], is_replaced, outputs["loss_mask"])
             self.histogram = self.histogram + np.asarray(
                 score_histogram(*map(jnp.asarray, of_each))
             )
@@ -171,8 +171,8 @@ class Detect(TextModel):
             return ""
         area = area_under_curve(self.histogram)
         shown = "not defined" if area is None else f"{area:.4f}"
-        judged, replaced = int(self.histogram.sum()), int(self.histogram[1].sum())
-        return f"AUC {shown} over {judged:,} tokens, {replaced:,} of them replaced"
+        counted, replaced = int(self.histogram.sum()), int(self.histogram[1].sum())
+        return f"AUC {shown} over {counted:,} tokens, {replaced:,} of them replaced"
 
 
 class Fill(TextModel):

@@ -24,7 +24,7 @@ from electra_jax.training.step import stream
 
 TOWERS = ("discriminator", "generator")
 
-# What decides each size of a network in a pre-training run, for its main network and for a
+# What decides each size of a network in a pre-training run, for its discriminator and for a
 # generator beside it.
 MAIN_FIELDS = {
     "vocab_size": "config.data.vocab",

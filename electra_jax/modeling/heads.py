@@ -73,7 +73,7 @@ class ReplacedTokenHead(nnx.Module):
 
     @staticmethod
     def flops_per_token(config: EncoderConfig, predicted_share: float) -> float:
-        """Forward operations for each token; all of them are judged."""
+        """Forward operations for each token; all of them count."""
         return 2.0 * config.hidden_size * (config.hidden_size + 1)
 
     def __call__(self, hidden: Float[Array, "B L H"]) -> Float[Array, "B L"]:

@@ -2,8 +2,8 @@
 
 The discriminator's loss cannot be differentiated through a sampled token, so the generator follows
 a policy gradient (REINFORCE, Williams, 1992). A sample's reward is the discriminator's loss on it,
-as if verdicts on other tokens did not depend on it. A baseline, learnt from the generator's states,
-is taken off to lower the variance.
+as if what it says of other tokens did not depend on it. A baseline, learned from the generator's
+states, is taken off to lower the variance.
 """
 
 import dataclasses
@@ -90,10 +90,10 @@ class AdversarialTokenDetection(ReplacedTokenDetection):
         )
         logits = model.propose(states)
         samples, corrupted_ids = self.corrupt(logits, batch, masked, inputs.sample_key, step)
-        verdicts = model.discriminate(corrupted_ids, context(batch), keys[1])
+        discriminator_logits = model.discriminate(corrupted_ids, context(batch), keys[1])
 
         rewards = jnp.take_along_axis(
-            rtd_cross_entropy(verdicts, corrupted_ids != batch["input_ids"]),
+            rtd_cross_entropy(discriminator_logits, corrupted_ids != batch["input_ids"]),
             masked.masked_positions,
             axis=1,
         )
@@ -105,7 +105,7 @@ class AdversarialTokenDetection(ReplacedTokenDetection):
         return (
             mlm_sums(logits, masked)
             | {"sampled_mlm_accuracy": pair(sampled_right, masked.weights)}
-            | self.verdict_sums(verdicts, corrupted_ids, inputs)
+            | self.detection_sums(discriminator_logits, corrupted_ids, inputs)
             | policy_sums(policy, samples, rewards, baseline.astype(jnp.float32), masked.weights)
         )
 
@@ -122,7 +122,7 @@ def policy_sums(
         baseline       b = -log sigmoid(baseline_logit)
         policy_loss    -(reward - b) log p(sample), differentiated through log p alone
         baseline_loss  cross-entropy of sigmoid(baseline_logit) towards exp(-reward), which is the
-                       probability of the discriminator's right verdict
+                       probability of the discriminator's right answer
 
     Args:
       logits: of the distribution that was sampled from.

@@ -1,10 +1,10 @@
-"""What ELECTRA and its relatives share: a generator corrupts text, a main network reads it.
+"""What ELECTRA and its relatives share: a generator corrupts text, a discriminator reads it.
 
     input_ids --mask--> masked_ids --generator--> logits --Gumbel sample--> corrupted_ids
-    corrupted_ids --main network--> what the objective asks of it
+    corrupted_ids --discriminator--> what the objective asks of it
 
 Both losses are minimised together, or one after the other. Samples are integers, so no gradient of
-the main network's loss reaches the generator, save through what both share.
+the discriminator's loss reaches the generator, save through what both share.
 """
 
 import dataclasses
@@ -39,17 +39,17 @@ REPLACED = {
 
 @dataclasses.dataclass(frozen=True)
 class CorruptedText(MaskedLanguageModel):
-    """The generator's half. Subclasses say what the main network, our discriminator, is to do.
+    """The generator's half. Subclasses say what the discriminator is to do.
 
     Attributes:
-      discriminator_weight: multiplies the main network's mean loss.
+      discriminator_weight: multiplies the discriminator's mean loss.
       temperature: divides the generator's logits before sampling, not in its loss.
       disallow_correct: never sample the original token.
       frequencies: how often each token is proposed, the same at every position, in place of what
         a network says; sums to anything. Empty: there is a network.
       generator_steps: the generator trains alone for so many updates, and all else in those after
         them, when it is frozen. None: both train in all updates.
-      main_term: name of the main network's loss.
+      discriminator_term: name of the discriminator's loss.
     """
 
     discriminator_weight: Schedule = 50.0
@@ -58,8 +58,8 @@ class CorruptedText(MaskedLanguageModel):
     frequencies: tuple[float, ...] = dataclasses.field(default=(), repr=False)
     generator_steps: int | None = None
 
-    main_term: ClassVar[str]
-    head: ClassVar[type]  # of the main network: a module, see `modeling.heads`
+    discriminator_term: ClassVar[str]
+    head: ClassVar[type]  # of the discriminator: a module, see `modeling.heads`
     metrics: ClassVar[dict[str, Metric]] = MaskedLanguageModel.metrics | {
         "sampled_mlm_accuracy": Metric("MLM accuracy, sampled", figure="Accuracy"),
     }
@@ -128,18 +128,18 @@ class CorruptedText(MaskedLanguageModel):
 
     # What subclasses define
 
-    def judged(self, batch: Batch, masked: Masked) -> Bool[Array, "B L"]:
-        """The positions that the main network's loss is the mean over."""
+    def loss_mask(self, batch: Batch, masked: Masked) -> Bool[Array, "B L"]:
+        """The positions that the discriminator's loss is the mean over."""
         raise NotImplementedError
 
-    def main_sums(
+    def discriminator_sums(
         self,
         model: Electra,
         corrupted_ids: Int[Array, "B L"],
         inputs: Inputs,
         key: PRNGKey | None,
     ) -> Sums:
-        """The main network's loss and metrics; `key` seeds its dropout."""
+        """The discriminator's loss and metrics; `key` seeds its dropout."""
         raise NotImplementedError
 
     # Stages
@@ -151,7 +151,7 @@ class CorruptedText(MaskedLanguageModel):
 
     def loss_weights(self, step: Step) -> dict[str, float | Float[Array, ""]]:
         """Weight of each mean loss in the total at `step`."""
-        weights = {self.main_term: at(self.discriminator_weight, step)}
+        weights = {self.discriminator_term: at(self.discriminator_weight, step)}
         if not self.trains_generator:
             return weights
         weights = super().loss_weights(step) | weights
@@ -195,9 +195,9 @@ class CorruptedText(MaskedLanguageModel):
     # Sums
 
     def totals(self, batch: Batch, masked: Masked) -> dict[str, Float[Array, ""]]:
-        """Number of predictions of the generator and of the main network."""
+        """Number of predictions of the generator and of the discriminator."""
         return super().totals(batch, masked) | {
-            self.main_term: self.judged(batch, masked).sum(dtype=jnp.float32)
+            self.discriminator_term: self.loss_mask(batch, masked).sum(dtype=jnp.float32)
         }
 
     def sums(self, params: Params, inputs: Inputs) -> Sums:
@@ -226,7 +226,7 @@ class CorruptedText(MaskedLanguageModel):
             sums = {} if self.frequencies else mlm_sums(logits, masked)
             sampled_right = (samples == masked.labels).astype(jnp.float32)
             sums["sampled_mlm_accuracy"] = pair(sampled_right, masked.weights)
-            return sums | self.main_sums(model, corrupted_ids, inputs, keys[1])
+            return sums | self.discriminator_sums(model, corrupted_ids, inputs, keys[1])
 
         if not self.generator_steps or step is None:
             return both(params)

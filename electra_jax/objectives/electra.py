@@ -1,6 +1,6 @@
 """Replaced token detection: ELECTRA (spec 3).
 
-The main network is a discriminator: which tokens are not the original ones?
+The discriminator is asked which tokens are not the original ones.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ class ReplacedTokenDetection(CorruptedText):
 
     selected_only: bool = False
 
-    main_term: ClassVar[str] = "rtd_loss"
+    discriminator_term: ClassVar[str] = "rtd_loss"
     head: ClassVar[type] = ReplacedTokenHead
     metrics: ClassVar[dict[str, Metric]] = {
         **CorruptedText.metrics,
@@ -96,32 +96,32 @@ class ReplacedTokenDetection(CorruptedText):
         arguments = super().arguments(config, tokenizer, token_counts)
         return arguments | {"selected_only": config.objective == "electra_15"}
 
-    def judged(self, batch: Batch, masked: Masked) -> Bool[Array, "B L"]:
+    def loss_mask(self, batch: Batch, masked: Masked) -> Bool[Array, "B L"]:
         """All real tokens, or those that are predicted."""
         if self.selected_only:
             return masking.is_selected(masked, batch["input_ids"].shape[1])
         return is_real(batch)
 
-    def main_sums(
+    def discriminator_sums(
         self,
         model: Electra,
         corrupted_ids: Int[Array, "B L"],
         inputs: Inputs,
         key: PRNGKey | None,
     ) -> Sums:
-        """All metrics of spec 3.7 over the judged tokens; scores behind AUC only in evaluation."""
-        verdicts = model.discriminate(corrupted_ids, context(inputs.batch), key)
-        return self.verdict_sums(verdicts, corrupted_ids, inputs)
+        """The discriminator's metrics of spec 3.7; the histogram behind AUC in evaluation alone."""
+        logits = model.discriminate(corrupted_ids, context(inputs.batch), key)
+        return self.detection_sums(logits, corrupted_ids, inputs)
 
-    def verdict_sums(
-        self, verdicts: Float[Array, "B L"], corrupted_ids: Int[Array, "B L"], inputs: Inputs
+    def detection_sums(
+        self, logits: Float[Array, "B L"], corrupted_ids: Int[Array, "B L"], inputs: Inputs
     ) -> Sums:
-        """`main_sums`, from the discriminator's logits."""
+        """`discriminator_sums`, from the discriminator's logits."""
         is_replaced = corrupted_ids != inputs.batch["input_ids"]
-        judged = self.judged(inputs.batch, inputs.masked)
-        sums = rtd_sums(verdicts, is_replaced, judged)
+        loss_mask = self.loss_mask(inputs.batch, inputs.masked)
+        sums = rtd_sums(logits, is_replaced, loss_mask)
         if inputs.is_evaluation:
-            sums["rtd_auc"] = score_histogram(verdicts, is_replaced, judged)
+            sums["rtd_auc"] = score_histogram(logits, is_replaced, loss_mask)
         return sums
 
 
@@ -165,22 +165,23 @@ def outrun(now: tuple[float, float], best: tuple[float, float]) -> str:
 def rtd_cross_entropy(
     logits: Float[Array, "B L"], is_replaced: Bool[Array, "B L"]
 ) -> Float[Array, "B L"]:
-    """-log of the probability of the right verdict. A positive logit calls the token replaced."""
+    """-log of the probability of the right answer. A positive logit calls the token replaced."""
     return binary_cross_entropy(logits, is_replaced.astype(jnp.float32))
 
 
-def rtd_sums(logits: Float[Array, "B L"], is_replaced: Array, is_judged: Array) -> Sums:
-    """Loss and verdict metrics over the judged tokens (spec 3.6, 3.7).
+def rtd_sums(logits: Float[Array, "B L"], is_replaced: Array, loss_mask: Array) -> Sums:
+    """The discriminator's loss and accuracies over the tokens in `loss_mask` (spec 3.6, 3.7).
 
-    Precision is the accuracy over tokens called replaced, recall the accuracy over those that are.
+    Precision is the accuracy over tokens that are predicted to be replaced, recall the accuracy
+    over tokens that are replaced.
     """
-    label, judged = is_replaced.astype(jnp.float32), is_judged.astype(jnp.float32)
-    called = (logits > 0).astype(jnp.float32)
-    correct = (called == label).astype(jnp.float32)
+    label, weights = is_replaced.astype(jnp.float32), loss_mask.astype(jnp.float32)
+    predicted = (logits > 0).astype(jnp.float32)
+    correct = (predicted == label).astype(jnp.float32)
     return {
-        "rtd_loss": pair(rtd_cross_entropy(logits, is_replaced), judged),
-        "rtd_accuracy": pair(correct, judged),
-        "rtd_precision": pair(correct, judged * called),
-        "rtd_recall": pair(correct, judged * label),
-        "replaced_fraction": pair(label, judged),
+        "rtd_loss": pair(rtd_cross_entropy(logits, is_replaced), weights),
+        "rtd_accuracy": pair(correct, weights),
+        "rtd_precision": pair(correct, weights * predicted),
+        "rtd_recall": pair(correct, weights * label),
+        "replaced_fraction": pair(label, weights),
     }

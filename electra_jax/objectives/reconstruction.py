@@ -1,4 +1,4 @@
-"""Between BERT and ELECTRA: a main network that reads corrupted text and predicts words (spec 7.5).
+"""Between BERT and ELECTRA: the discriminator predicts words of a corrupted text (spec 7.5).
 
 * Replace MLM predicts the original tokens where the generator has written its samples.
 * All-Tokens MLM does so at all positions, and may copy the token that it reads.
@@ -45,15 +45,15 @@ RECONSTRUCTION = {
 class ReplaceMLM(CorruptedText):
     """Masked language modelling whose input has samples of a generator in place of `[MASK]`."""
 
-    main_term: ClassVar[str] = "reconstruction_loss"
+    discriminator_term: ClassVar[str] = "reconstruction_loss"
     head: ClassVar[type] = MaskedLMHead
     metrics: ClassVar[dict[str, Metric]] = CorruptedText.metrics | RECONSTRUCTION | REPLACED
 
-    def judged(self, batch: Batch, masked: Masked) -> Bool[Array, "B L"]:
+    def loss_mask(self, batch: Batch, masked: Masked) -> Bool[Array, "B L"]:
         """The positions that are predicted."""
         return masking.is_selected(masked, batch["input_ids"].shape[1])
 
-    def main_sums(
+    def discriminator_sums(
         self,
         model: Electra,
         corrupted_ids: Int[Array, "B L"],
@@ -69,20 +69,20 @@ class ReplaceMLM(CorruptedText):
         return {
             "reconstruction_loss": sums["mlm_loss"],
             "reconstruction_accuracy": sums["mlm_accuracy"],
-            "replaced_fraction": replaced(self.judged(batch, masked), batch, corrupted_ids),
+            "replaced_fraction": replaced(self.loss_mask(batch, masked), batch, corrupted_ids),
         }
 
     def totals(self, batch: Batch, masked: Masked) -> dict[str, Float[Array, ""]]:
         """Number of predictions; repeated draws count twice, as in the generator's loss."""
         totals = super().totals(batch, masked)
-        return totals | {self.main_term: totals["mlm_loss"]}
+        return totals | {self.discriminator_term: totals["mlm_loss"]}
 
 
 @dataclasses.dataclass(frozen=True)
 class AllTokensMLM(CorruptedText):
     """Masked language modelling at all positions, with a copy mechanism."""
 
-    main_term: ClassVar[str] = "reconstruction_loss"
+    discriminator_term: ClassVar[str] = "reconstruction_loss"
     head: ClassVar[type] = CopyHead
     metrics: ClassVar[dict[str, Metric]] = {
         **CorruptedText.metrics,
@@ -91,11 +91,11 @@ class AllTokensMLM(CorruptedText):
         **REPLACED,
     }
 
-    def judged(self, batch: Batch, masked: Masked) -> Bool[Array, "B L"]:
+    def loss_mask(self, batch: Batch, masked: Masked) -> Bool[Array, "B L"]:
         """All real tokens."""
         return is_real(batch)
 
-    def main_sums(
+    def discriminator_sums(
         self,
         model: Electra,
         corrupted_ids: Int[Array, "B L"],
@@ -135,7 +135,7 @@ def copy_sums(
     gate_logits: Float[Array, "B C"],
     shown_ids: Int[Array, "B C"],
     labels: Int[Array, "B C"],
-    is_judged: Bool[Array, "B C"],
+    loss_mask: Bool[Array, "B C"],
 ) -> Sums:
     """Loss and accuracy of a distribution over words mixed with the token that is shown.
 
@@ -150,17 +150,17 @@ def copy_sums(
     shown = jnp.logaddexp(log_copy, log_word + log_softmax(shown_ids))
     log_label = jnp.where(labels == shown_ids, shown, log_word + log_softmax(labels))
     best = jnp.maximum(shown, log_word + logits.max(axis=-1) - normaliser)
-    judged = is_judged.astype(jnp.float32)
+    weights = loss_mask.astype(jnp.float32)
     return {
-        "reconstruction_loss": pair(-log_label, judged),
-        "reconstruction_accuracy": pair((log_label >= best).astype(jnp.float32), judged),
-        "copy_rate": pair(jax.nn.sigmoid(gate_logits), judged),
+        "reconstruction_loss": pair(-log_label, weights),
+        "reconstruction_accuracy": pair((log_label >= best).astype(jnp.float32), weights),
+        "copy_rate": pair(jax.nn.sigmoid(gate_logits), weights),
     }
 
 
 def replaced(
-    is_judged: Bool[Array, "B L"], batch: Batch, corrupted_ids: Int[Array, "B L"]
+    loss_mask: Bool[Array, "B L"], batch: Batch, corrupted_ids: Int[Array, "B L"]
 ) -> Float[Array, "2"]:
-    """How many of the judged tokens are not the original ones."""
+    """How many tokens in `loss_mask` are not the original ones."""
     is_replaced = corrupted_ids != batch["input_ids"]
-    return pair(is_replaced.astype(jnp.float32), is_judged.astype(jnp.float32))
+    return pair(is_replaced.astype(jnp.float32), loss_mask.astype(jnp.float32))

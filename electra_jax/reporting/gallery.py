@@ -33,7 +33,7 @@ def shaded(tokenizer: Tokenizer, batch: Arrays, outputs: Arrays, row: int) -> li
 
     Args:
       batch: `input_ids` and `piece_ids` [B, L].
-      outputs: of `network_outputs.corrupted` or `network_outputs.judged`, on the host.
+      outputs: of `network_outputs.corrupted` or `network_outputs.detected`, on the host.
     """
     original, pieces = batch["input_ids"][row], batch["piece_ids"][row]
     shown = outputs.get("shown_ids", batch["input_ids"])[row]
@@ -93,7 +93,7 @@ def as_html(texts: Sequence[Sequence[Token]]) -> Markup:
 
 
 def as_markdown(texts: Sequence[Sequence[Token]]) -> str:
-    """Tables for TensorBoard: the original, what the discriminator reads, and its verdicts."""
+    """Tables for TensorBoard: the original, what the discriminator reads, and its logits."""
     return "\n\n".join(map(_table, filter(None, texts)))
 
 
