@@ -8,7 +8,6 @@ import pytest
 import tiny
 from tiny_tasks import random_features
 
-from electra_jax.data.features import FeatureRows
 from electra_jax.finetune.buckets import choose_widths, make_buckets, trimmed
 from electra_jax.finetune.heads.span import Spans
 from electra_jax.finetune.objective import FineTuning
@@ -79,10 +78,3 @@ def test_widths_change_no_loss():
     assert batch["allowed"].shape == (8, 8)
     for name, value in losses[0].items():
         np.testing.assert_allclose(losses[1][name], value, rtol=1e-5, err_msg=name)
-
-
-def test_rows_of_padding_have_no_labels():
-    rows = FeatureRows({"piece_ids": np.ones((2, 3), int), "label": np.ones((2, 3), int)})
-    batch = rows.batch(np.array([1, -1]))
-    np.testing.assert_array_equal(batch["piece_ids"], [[1] * 3, [0] * 3])
-    np.testing.assert_array_equal(batch["label"], [[1] * 3, [-1] * 3])

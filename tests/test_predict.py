@@ -22,10 +22,10 @@ from stores import make_store
 from electra_jax import cli, predict
 from electra_jax.config import get_config
 from electra_jax.data import layout, tokenizers
+from electra_jax.data.features import encode_texts
 from electra_jax.data.store import TokenStore
 from electra_jax.data.tokenizers.base import encode_with_special_tokens
 from electra_jax.finetune import config as finetuning
-from electra_jax.finetune.encoding import encode_texts
 from electra_jax.jobs import pretraining
 from electra_jax.objectives import make_objective
 from electra_jax.objectives.base import context

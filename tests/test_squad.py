@@ -15,7 +15,6 @@ from electra_jax.data import tokenizers
 from electra_jax.data.tokenizers.base import SPECIAL_TOKENS
 from electra_jax.data.tokenizers.wordpiece import WordPiece
 from electra_jax.errors import UserError
-from electra_jax.finetune.encoding import owners, windows
 from electra_jax.finetune.tasks import squad_spans
 from electra_jax.finetune.tasks.squad import SquadTask
 from electra_jax.finetune.tasks.squad_files import Answer, Example, read_squad
@@ -63,13 +62,6 @@ def joint(starts: list, scores: list, ends: list, null: list) -> dict[str, np.nd
 # Features
 
 
-def test_windows_overlap_and_hold_all():
-    assert [*windows(10, 4, 2)] == [(0, 4), (2, 6), (4, 8), (6, 10)]
-    assert [*windows(10, 4, 9)] == [(0, 4), (4, 8), (8, 10)]
-    assert [*windows(4, 4, 2)] == [(0, 4)]
-    assert [*windows(0, 4, 2)] == [(0, 0)]
-
-
 def test_a_row_is_question_and_window():
     found = example("a b c d e f", "c d", question="x " * 70)
     long = task().features([found], TOKENIZER, 80, training=True)
@@ -95,22 +87,6 @@ def test_a_row_is_question_and_window():
         [0, 0, 0, 0, 0, 1, 1, 1, 0],
     ]
     assert all(array.dtype == np.int32 for array in rows.values())
-
-
-def test_each_token_belongs_to_the_window_that_shows_most_around_it():
-    def owner(spans: list[tuple[int, int]], place: int) -> int:  # as in BERT
-        best, best_score = -1, float("-inf")
-        for number, (begin, end) in enumerate(spans):
-            if begin <= place < end:
-                score = min(place - begin, end - 1 - place) + 0.01 * (end - begin)
-                if score > best_score:
-                    best, best_score = number, score
-        return best
-
-    for length, room, stride in [(30, 10, 3), (31, 9, 4), (12, 5, 9), (7, 9, 2)]:
-        spans = [*windows(length, room, stride)]
-        expected = [owner(spans, place) for place in range(length)]
-        assert owners(length, spans).tolist() == expected
 
 
 def test_targets_of_windows_without_the_answer():

@@ -9,10 +9,10 @@ import pyarrow.parquet
 import pytest
 from tiny_tasks import TOKENIZER, saved
 
+from electra_jax.data.tables import read_table
 from electra_jax.errors import UserError
 from electra_jax.finetune.tasks.sentences import Example, Prediction
 from electra_jax.finetune.tasks.table import TableTask
-from electra_jax.finetune.tasks.table_files import read_table
 
 
 def table(**settings) -> TableTask:

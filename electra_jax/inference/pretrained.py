@@ -17,13 +17,12 @@ from ml_collections import ConfigDict
 
 from electra_jax.config import get_config
 from electra_jax.data import layout, tokenizers
-from electra_jax.data.features import Arrays, FeatureRows
+from electra_jax.data.features import Arrays, FeatureRows, pack, windows
 from electra_jax.data.opening import read_lines
 from electra_jax.data.store import TokenStore, open_store
+from electra_jax.data.tables import is_table, read_table, text_cell
 from electra_jax.data.tokenizers.base import Tokenizer, encode_with_special_tokens
 from electra_jax.errors import UserError
-from electra_jax.finetune.encoding import pack, windows
-from electra_jax.finetune.tasks.table_files import is_table, read_table, text_cell
 from electra_jax.inference import network_outputs
 from electra_jax.inference.request import Answer, Model, Request
 from electra_jax.modeling.params import Params

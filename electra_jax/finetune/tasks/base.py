@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from electra_jax.data.features import Arrays
+from electra_jax.data.tables import read_table
 from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.files import write_text
 from electra_jax.finetune.heads.base import Head
-from electra_jax.finetune.tasks.table_files import read_table
 from electra_jax.objectives.metrics import Metric
 from electra_jax.settings import Check, setting
 

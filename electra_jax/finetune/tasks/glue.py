@@ -9,8 +9,6 @@ quotation mark is a character like any other.
 """
 
 import dataclasses
-import io
-import zipfile
 from collections.abc import Mapping, Sequence
 from os.path import dirname, exists, isdir, join
 from pathlib import Path
@@ -18,7 +16,7 @@ from pathlib import Path
 from electra_jax.data.formats.tfds import records as read_data_set
 from electra_jax.data.opening import read_lines
 from electra_jax.errors import UserError
-from electra_jax.files import write_bytes, write_text
+from electra_jax.files import write_text
 from electra_jax.finetune.heads.sentence import Classification, Label, Regression, SentenceHead
 from electra_jax.finetune.scores import ACCURACY, F1, MATTHEWS, Score
 from electra_jax.finetune.tasks.base import TRAIN, Log
@@ -264,30 +262,3 @@ class GlueTask(SentenceTask):
             )
             for record in records
         ]
-
-
-def zip_submission(files: Sequence[Path], path: Path) -> Path:
-    """The archive that the GLUE server takes, of the files that `GlueTask.write` has written.
-
-    Args:
-      files: one for each of `SUBMISSION`, such as `CoLA.tsv`, from wherever they are.
-      path: of the archive.
-
-    Raises:
-      UserError: a file is missing or there twice; the server accepts all or none.
-    """
-    found: dict[str, Path] = {}
-    for file in files:
-        if found.setdefault(file.stem, file) != file:
-            raise UserError(f"{path}: {found[file.stem]} and {file} are both for {file.stem}")
-    missing = [name for name in SUBMISSION if name not in found or not found[name].is_file()]
-    if missing:
-        raise UserError(
-            f"{path}: {', '.join(f'{name}.tsv' for name in missing)} missing; a submission has "
-            "predictions of all tasks"
-        )
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in SUBMISSION:
-            archive.write(found[name], f"{name}.tsv")
-    return write_bytes(path, content.getvalue())

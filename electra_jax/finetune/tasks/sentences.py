@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from electra_jax.data.features import Arrays
+from electra_jax.data.features import Arrays, encode_texts
+from electra_jax.data.tables import text_cell
 from electra_jax.data.tokenizers.base import Tokenizer
-from electra_jax.finetune.encoding import encode_texts
 from electra_jax.finetune.heads.sentence import Label, SentenceHead
 from electra_jax.finetune.scores import Score
 from electra_jax.finetune.tasks.base import Task
-from electra_jax.finetune.tasks.table_files import text_cell
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from electra_jax.data.features import Arrays
+from electra_jax.data.features import Arrays, pack, windows
+from electra_jax.data.tables import is_json_lines, text_cell
 from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.files import write_text
-from electra_jax.finetune.encoding import pack, windows
 from electra_jax.finetune.heads.span import Spans
 from electra_jax.finetune.tasks import squad_files, squad_scores, squad_spans, squad_windows
 from electra_jax.finetune.tasks.base import TRAIN, Files, FileTask
 from electra_jax.finetune.tasks.squad_files import Example
 from electra_jax.finetune.tasks.squad_spans import Span
 from electra_jax.finetune.tasks.squad_windows import Context, Window
-from electra_jax.finetune.tasks.table_files import is_json_lines, text_cell
 from electra_jax.objectives.metrics import Metric
 from electra_jax.settings import COUNT, one_of, setting
 

@@ -8,6 +8,11 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from electra_jax.data.opening import read_json
+from electra_jax.errors import UserError
+from electra_jax.finetune.tasks.squad_files import check_ids, questions_of
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
@@ -15,6 +20,46 @@ _PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
 
 Gold = Mapping[str, Sequence[str]]  # the texts of the answers by question id; none: no answer
 Texts = Mapping[str, str]
+
+
+def score_files(
+    data: str, predictions: str, null_odds: str | None, null_threshold: float
+) -> dict[str, float]:
+    """The scores of files: a data set, predictions and null odds by question id.
+
+    SQuAD 2.0 is what says so, or has a question without an answer.
+
+    Returns:
+      As `score_v1` or `score_v2`; and `missing_ids`, how many questions have no prediction, and
+      `unknown_ids`, how many predictions have no question.
+
+    Raises:
+      UserError: a file cannot be read, or does not fit; names it.
+    """
+    document = read_json(data)
+    examples = list(questions_of(document, data))
+    check_ids(examples, data)
+    gold = {}
+    for example in examples:
+        if example.answers is None:
+            raise UserError(f"{data}: question {example.id!r} has no answers; nothing to score")
+        gold[example.id] = [answer.text for answer in example.answers]
+    texts = _by_id(predictions, str, "text")
+    if all(gold.values()) and not str(document.get("version", "")).startswith("v2"):
+        if null_odds is not None:
+            raise UserError(f"--null_odds is given, but all questions of {data} have an answer")
+        scores = score_v1(gold, texts)
+    else:
+        odds = None
+        if null_odds is not None:
+            numbers = _by_id(null_odds, int | float, "a number")
+            odds = {key: float(number) for key, number in numbers.items()}
+        scores = score_v2(gold, texts, odds, null_threshold)
+    return {
+        **scores,
+        "missing_ids": len(gold.keys() - texts.keys()),
+        "unknown_ids": len(texts.keys() - gold.keys()),
+    }
 
 
 def normalize(text: str) -> str:
@@ -138,3 +183,13 @@ def _raw_scores(gold: Gold, predicted: Texts) -> tuple[dict[str, float], dict[st
 def _percent(scores: Iterable[float]) -> float:
     scores = [*scores]
     return 100 * sum(scores) / max(1, len(scores))
+
+
+def _by_id(path: str, kind: Any, expected: str) -> dict[str, Any]:
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: found {type(values).__name__}; expected an object by question id")
+    for key, value in values.items():
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise UserError(f"{path}: {key!r} is {str(value)[:40]!r}; expected {expected}")
+    return values

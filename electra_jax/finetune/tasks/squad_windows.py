@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from electra_jax.data.features import Arrays
+from electra_jax.data.features import Arrays, owners
 from electra_jax.data.tokenizers.base import Tokenizer
-from electra_jax.finetune.encoding import owners
 from electra_jax.finetune.tasks.squad_files import Answer, Example
 
 # Invisible characters that belong to the one before: joiners, and the tags of emoji.

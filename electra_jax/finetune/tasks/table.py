@@ -1,4 +1,4 @@
-"""The user's own tables: a text or a pair of texts and a label a row, see `table_files`.
+"""The user's own tables: a text or a pair of texts and a label a row, see `data.tables`.
 
 The labels are those of the training file. Every row of every file is used: a row that cannot be is
 an error that names its line.
@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+from electra_jax.data.tables import cell, read_table
 from electra_jax.errors import UserError
 from electra_jax.finetune.heads import HEADS
 from electra_jax.finetune.heads.sentence import Label, SentenceHead
 from electra_jax.finetune.scores import Score
 from electra_jax.finetune.tasks.base import TRAIN, Files, FileTask, Labels
 from electra_jax.finetune.tasks.sentences import Example, SentenceTask
-from electra_jax.finetune.tasks.table_files import cell, read_table
 from electra_jax.settings import Check, setting
 
 

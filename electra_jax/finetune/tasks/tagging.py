@@ -15,18 +15,17 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy import special
 
-from electra_jax.data.features import Arrays
+from electra_jax.data.features import Arrays, owners, pack, windows
 from electra_jax.data.opening import read_lines
+from electra_jax.data.tables import is_json_lines, text_cell
 from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.files import write_text
-from electra_jax.finetune.encoding import owners, pack, windows
 from electra_jax.finetune.heads import base
 from electra_jax.finetune.heads.token import Tagging
 from electra_jax.finetune.tasks import tag_schemes
 from electra_jax.finetune.tasks.base import TRAIN, Files, FileTask, Labels
 from electra_jax.finetune.tasks.conll import Sentence, read_sentences
-from electra_jax.finetune.tasks.table_files import is_json_lines, text_cell
 from electra_jax.finetune.tasks.tag_schemes import OUTSIDE, SCHEMES, Entity, convert, type_of
 from electra_jax.objectives.metrics import Metric
 from electra_jax.settings import one_of, setting
