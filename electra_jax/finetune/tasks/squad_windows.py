@@ -1,9 +1,10 @@
 """Windows over long contexts, and which characters of the context each of their tokens shows."""
 
 import unicodedata
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
 
 import numpy as np
 
@@ -23,6 +24,20 @@ class Context:
     ids: list[int]
     starts: np.ndarray
     ends: np.ndarray
+
+    @cached_property
+    def whole_ends(self) -> np.ndarray:
+        """The ends, moved behind the marks that belong to the last characters of tokens.
+
+        Tokenizers drop accents, vowel signs and joiners, which would be cut off the end of an
+        answer.
+        """
+        ends = self.ends.copy()
+        if not self.text.isascii():
+            for token, limit in enumerate([*self.starts, len(self.text)][1:]):
+                while ends[token] < limit and _continues(self.text[ends[token]]):
+                    ends[token] += 1
+        return ends
 
 
 @dataclass(frozen=True)
@@ -80,41 +95,21 @@ def _find(text: str, answer: Answer) -> int | None:
 
 def characters(windows: Sequence[Window], max_length: int) -> Arrays:
     """The arrays `char_start`, `char_end` and `max_context` of `SquadTask.features`."""
-    names = ("char_start", "char_end", "max_context")
-    arrays = {name: np.full((len(windows), max_length), -1, np.int32) for name in names}
-    by_example: dict[int, list[int]] = defaultdict(list)
-    for row, window in enumerate(windows):
-        by_example[window.example].append(row)
-    ends: dict[int, np.ndarray] = {}
-    for rows in by_example.values():
-        context = windows[rows[0]].context
-        if id(context) not in ends:
-            ends[id(context)] = _whole_characters(context)
-        owner = owners(len(context.ids), [(windows[row].begin, windows[row].end) for row in rows])
-        for number, row in enumerate(rows):
-            window = windows[row]
+    shape = len(windows), max_length
+    starts, ends = np.full(shape, -1, np.int32), np.full(shape, -1, np.int32)
+    shows_most = np.zeros(shape, np.int32)
+    for _, group in groupby(enumerate(windows), key=lambda row: row[1].example):
+        of_example = list(group)
+        context = of_example[0][1].context
+        spans = [(window.begin, window.end) for _, window in of_example]
+        owner = owners(len(context.ids), spans)
+        for number, (row, window) in enumerate(of_example):
             tokens = slice(window.begin, window.end)
             place = row, slice(window.begin + window.offset, window.end + window.offset)
-            arrays["char_start"][place] = context.starts[tokens]
-            arrays["char_end"][place] = ends[id(context)][tokens]
-            arrays["max_context"][place] = owner[tokens] == number
-    arrays["max_context"] = np.maximum(arrays["max_context"], 0)
-    return arrays
-
-
-def _whole_characters(context: Context) -> np.ndarray:
-    """The ends of tokens, moved behind the marks that belong to their last characters.
-
-    Tokenizers drop accents, vowel signs and joiners, which would be cut off the end of an answer.
-    """
-    if context.text.isascii() or not context.ids:
-        return context.ends
-    ends = context.ends.copy()
-    limits = [*context.starts[1:], len(context.text)]
-    for token, limit in enumerate(limits):
-        while ends[token] < limit and _continues(context.text[ends[token]]):
-            ends[token] += 1
-    return ends
+            starts[place] = context.starts[tokens]
+            ends[place] = context.whole_ends[tokens]
+            shows_most[place] = owner[tokens] == number
+    return {"char_start": starts, "char_end": ends, "max_context": shows_most}
 
 
 def _continues(character: str) -> bool:
