@@ -8,10 +8,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from electra_jax.data.features import encode_texts
 from electra_jax.data.opening import read_lines
 from electra_jax.errors import UserError
 from electra_jax.files import write_text
-from electra_jax.finetune.encoding import encode_texts
 from electra_jax.finetune.heads import HEADS
 from electra_jax.finetune.heads.base import LOSS, Head
 from electra_jax.finetune.tasks.base import Files, FileTask
