@@ -67,10 +67,10 @@ def torch_step(config, head: SentenceHead) -> Callable[[Batch], None]:
     optimizer = torch.optim.AdamW(parameters, lr=config.optimizer.learning_rate)
 
     def step(batch: Batch) -> None:
-        width = batch["piece_ids"].sum(axis=1).max()
+        width = batch["segment_ids"].sum(axis=1).max()
         ids, real, types = (
             torch.from_numpy(batch[name][:, :width]).long()
-            for name in ("input_ids", "piece_ids", "token_type_ids")
+            for name in ("input_ids", "segment_ids", "token_type_ids")
         )
         states = encoder(input_ids=ids, attention_mask=real, token_type_ids=types)
         outputs = layers(states.last_hidden_state[:, 0])

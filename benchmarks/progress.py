@@ -48,7 +48,7 @@ def main() -> None:
     ids = np.random.default_rng(0).integers(5, vocab, (config.batch_size, length), np.int32)
     ones = np.ones_like(ids)
     places = np.arange(length, dtype=np.int32)
-    batch = {"input_ids": ids, "piece_ids": ones, "position_ids": ones * places}
+    batch = {"input_ids": ids, "segment_ids": ones, "position_ids": ones * places}
     batch |= {"token_type_ids": 0 * ones, "row": np.arange(len(ids), dtype=np.int32)}
     batch = program.place(batch)
     state = program.init()

@@ -90,7 +90,7 @@ def torch_step(config, store) -> Callable[[dict[str, np.ndarray]], None]:
 
     def step(batch: dict[str, np.ndarray]) -> None:
         ids = torch.from_numpy(batch["input_ids"]).long()
-        real = torch.from_numpy(batch["piece_ids"] > 0)
+        real = torch.from_numpy(batch["segment_ids"] > 0)
         noise = torch.rand(ids.shape).masked_fill(~real | torch.isin(ids, special), -1.0)
         num_masked = int(config.masking.rate * ids.shape[1])
         selected = torch.zeros_like(real).scatter(1, noise.topk(num_masked).indices, True)

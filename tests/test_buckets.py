@@ -23,14 +23,14 @@ def test_rows_are_cut_to_one_of_few_widths():
     ids = np.where(np.arange(50) < lengths[:, None], rng.integers(5, 99, shape), 0)
     arrays = {
         "input_ids": ids.astype(np.int32),
-        "piece_ids": (ids > 0).astype(np.int32),
+        "segment_ids": (ids > 0).astype(np.int32),
         "label": rng.random((80, 7), np.float32),
     }
     buckets = make_buckets(arrays, num_widths=2, batch_size=2)
     found = []
     for (begin, end), width in zip(pairwise(buckets.groups), buckets.widths, strict=True):
         batch = buckets.batch(np.arange(begin, end))
-        assert batch["input_ids"].shape == batch["piece_ids"].shape == (end - begin, width)
+        assert batch["input_ids"].shape == batch["segment_ids"].shape == (end - begin, width)
         assert batch["label"].shape == (end - begin, 7)
         padded = np.pad(batch["input_ids"], ((0, 0), (0, 50 - width)))
         found += np.concatenate([padded, batch["label"]], axis=1).tolist()
@@ -46,12 +46,12 @@ def test_rows_are_cut_to_one_of_few_widths():
 def test_what_is_padding_in_all_rows_is_not_predicted(longest, width):
     lengths = np.array([3, longest])
     arrays = {
-        "piece_ids": (np.arange(96) < lengths[:, None]).astype(np.int32),
+        "segment_ids": (np.arange(96) < lengths[:, None]).astype(np.int32),
         "label": np.zeros((2, 96), np.float32),
     }
     found = trimmed(arrays)
-    assert found["piece_ids"].sum() == 3 + longest
-    assert found["piece_ids"].shape == (2, width)
+    assert found["segment_ids"].sum() == 3 + longest
+    assert found["segment_ids"].shape == (2, width)
     assert found["label"].shape == (2, 96)
 
 

@@ -29,7 +29,7 @@ def test_rows_hold_one_text_or_two():
         [CLS, SEP, SEP, PAD, PAD, PAD, PAD, PAD],
         [CLS, E, ee, E, ee, E, ee, SEP],
     ]
-    assert rows["piece_ids"].sum(axis=1).tolist() == [4, 8, 3, 8]
+    assert rows["segment_ids"].sum(axis=1).tolist() == [4, 8, 3, 8]
     assert rows["token_type_ids"].tolist() == [
         [0] * 8,
         [0, 0, 0, 0, 0, 1, 1, 1],
@@ -64,7 +64,7 @@ def test_each_token_belongs_to_the_window_that_shows_most_around_it():
 
 
 def test_rows_of_padding_have_no_labels():
-    rows = FeatureRows({"piece_ids": np.ones((2, 3), int), "label": np.ones((2, 3), int)})
+    rows = FeatureRows({"segment_ids": np.ones((2, 3), int), "label": np.ones((2, 3), int)})
     batch = rows.batch(np.array([1, -1]))
-    np.testing.assert_array_equal(batch["piece_ids"], [[1] * 3, [0] * 3])
+    np.testing.assert_array_equal(batch["segment_ids"], [[1] * 3, [0] * 3])
     np.testing.assert_array_equal(batch["label"], [[1] * 3, [-1] * 3])

@@ -28,7 +28,7 @@ def batch(size: int = 3) -> dict[str, np.ndarray]:
     segments = ((position >= 4) & (real > 0)).astype(np.int32)
     return {
         "input_ids": rng.integers(5, 50, (size, LENGTH)).astype(np.int32) * real,
-        "piece_ids": real,
+        "segment_ids": real,
         "position_ids": position.astype(np.int32),
         "token_type_ids": segments,
         "row": np.arange(size, dtype=np.int32),

@@ -57,7 +57,7 @@ class Oracle:
         self.ids = self.inputs["input_ids"]
         self.masked = slots(self.ids, self.inputs["mlm_labels"])
         self.context = Context(
-            piece_ids=self.inputs["attention_mask"],
+            segment_ids=self.inputs["attention_mask"],
             position_ids=jnp.broadcast_to(jnp.arange(16), (4, 16)),
             token_type_ids=self.inputs["token_type_ids"],
         )

@@ -49,9 +49,9 @@ def all_rows(examples: Rows) -> dict[str, np.ndarray]:
 def pieces(batch: dict[str, np.ndarray]) -> list[list[int]]:
     """The ids of every piece, in order of rows."""
     return [
-        ids[piece_ids == piece].tolist()
-        for ids, piece_ids in zip(batch["input_ids"], batch["piece_ids"], strict=True)
-        for piece in range(1, piece_ids.max() + 1)
+        ids[segment_ids == piece].tolist()
+        for ids, segment_ids in zip(batch["input_ids"], batch["segment_ids"], strict=True)
+        for piece in range(1, segment_ids.max() + 1)
     ]
 
 
@@ -67,7 +67,7 @@ def test_batch_of_known_pieces():
         [0, 0, 0, 0, 0, 0, 0, 0],
         [2, 10, 11, 3, 2, 20, 3, 0],
     ]
-    assert batch["piece_ids"].tolist() == [
+    assert batch["segment_ids"].tolist() == [
         [1, 1, 1, 1, 1, 1, 1, 0],
         [0, 0, 0, 0, 0, 0, 0, 0],
         [1, 1, 1, 1, 2, 2, 2, 0],
@@ -93,7 +93,7 @@ def test_batch_of_known_segments():
         [2, 40, 41, 42, 43, 3, 0, 0],
         [0, 0, 0, 0, 0, 0, 0, 0],
     ]
-    assert batch["piece_ids"].tolist() == [[1] * 8, [1] * 6 + [0] * 2, [0] * 8]
+    assert batch["segment_ids"].tolist() == [[1] * 8, [1] * 6 + [0] * 2, [0] * 8]
     assert batch["position_ids"].tolist() == [[*range(8)], [*range(6), 0, 0], [0] * 8]
     assert batch["token_type_ids"].tolist() == [[0] * 5 + [1] * 3, [0] * 8, [0] * 8]
     assert (len(examples), examples.real_tokens) == (2, 14)
@@ -116,7 +116,7 @@ def test_no_token_is_lost_or_added(store, layout, length):
         assert found == expected
     else:
         assert sorted(found) == sorted(expected)
-    assert examples.real_tokens == sum(map(len, expected)) == np.count_nonzero(batch["piece_ids"])
+    assert examples.real_tokens == sum(map(len, expected)) == np.count_nonzero(batch["segment_ids"])
     assert examples.dropped_tokens == 0
     assert examples.groups.tolist() == [0, len(examples)]
 
@@ -124,17 +124,17 @@ def test_no_token_is_lost_or_added(store, layout, length):
 @pytest.mark.parametrize("layout", ["packed", "document"])
 def test_fields_agree_with_each_other(store, layout):
     batch = all_rows(rows(store, "train", 64, layout))
-    ids, piece_ids, position_ids = (
-        batch[key] for key in ("input_ids", "piece_ids", "position_ids")
+    ids, segment_ids, position_ids = (
+        batch[key] for key in ("input_ids", "segment_ids", "position_ids")
     )
     is_cls = ids == store.tokenizer.cls_id
     # Pieces are numbered from the left without gaps, and padding is at the end.
-    np.testing.assert_array_equal(piece_ids, np.cumsum(is_cls, axis=1) * (piece_ids > 0))
-    assert not np.any((piece_ids[:, :-1] == 0) & (piece_ids[:, 1:] > 0))
-    np.testing.assert_array_equal(position_ids == 0, is_cls | (piece_ids == 0))
-    assert np.all(ids[piece_ids == 0] == store.tokenizer.pad_id)
+    np.testing.assert_array_equal(segment_ids, np.cumsum(is_cls, axis=1) * (segment_ids > 0))
+    assert not np.any((segment_ids[:, :-1] == 0) & (segment_ids[:, 1:] > 0))
+    np.testing.assert_array_equal(position_ids == 0, is_cls | (segment_ids == 0))
+    assert np.all(ids[segment_ids == 0] == store.tokenizer.pad_id)
     if layout == "document":
-        assert piece_ids.max() == 1
+        assert segment_ids.max() == 1
 
 
 @pytest.mark.parametrize("layout", ["packed", "electra"])
@@ -293,11 +293,11 @@ def test_electra_layout_equals_the_original_program(case, length):
         types = [0] * (len(a) + 2) + [1] * (len(ids) - len(a) - 2)
         assert batch["input_ids"][row].tolist() == ids + padding
         assert batch["token_type_ids"][row].tolist() == types + padding
-        assert batch["piece_ids"][row].tolist() == [1] * len(ids) + padding
+        assert batch["segment_ids"][row].tolist() == [1] * len(ids) + padding
         assert batch["position_ids"][row].tolist() == [*range(len(ids)), *padding]
     kept = sum(len(a) + len(b) for a, b in expected)
     assert store.num_tokens == kept + examples.dropped_tokens
-    assert examples.real_tokens == np.count_nonzero(batch["piece_ids"])
+    assert examples.real_tokens == np.count_nonzero(batch["segment_ids"])
 
 
 def test_cases_of_the_electra_layout_cover_what_is_special():

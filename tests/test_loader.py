@@ -205,7 +205,7 @@ def test_evaluation_is_one_pass_in_order(rows, batch_size, process_count):
     for parts in zip(*hosts, strict=True):
         for part in parts:
             assert part["input_ids"].shape == (batch_size // process_count, 4)
-            is_real = part["piece_ids"][:, 1] > 0
+            is_real = part["segment_ids"][:, 1] > 0
             assert not part["input_ids"][~is_real].any()
             found += np.array(rows_in(part))[is_real].tolist()
             numbers += part["row"].tolist()

@@ -33,7 +33,7 @@ def jit_sample(logits, labels, row):
 
 def mask(batch, **changes) -> Masked:
     config = tiny.masking_config(**changes)
-    masked = jit_mask(config, batch["input_ids"], batch["piece_ids"] > 0, batch["row"])
+    masked = jit_mask(config, batch["input_ids"], batch["segment_ids"] > 0, batch["row"])
     return jax.device_get(masked)
 
 
@@ -56,12 +56,12 @@ def budgets(batch, rate: float) -> np.ndarray:
     length = batch["input_ids"].shape[1]
     num_slots = max(1, int((rate + 0.005) * length))
     exact = Fraction(str(rate))
-    sizes = (batch["piece_ids"] > 0).sum(axis=1)
+    sizes = (batch["segment_ids"] > 0).sum(axis=1)
     return np.array([max(1, min(num_slots, round(exact * int(size)))) for size in sizes])
 
 
 def candidates(batch) -> np.ndarray:
-    return (batch["piece_ids"] > 0) & ~np.isin(batch["input_ids"], [CLS, SEP, MASK])
+    return (batch["segment_ids"] > 0) & ~np.isin(batch["input_ids"], [CLS, SEP, MASK])
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_words_of_real_text_are_predicted_and_shown_as_a_whole(unit, kind, lengt
     assert (masked.masked_ids[changed] == MASK).all()
     assert shown.sum() / hits.sum() == pytest.approx(0.5, abs=0.02)
 
-    assert (hits.sum() / (batch["piece_ids"] > 0).sum()) == pytest.approx(rate, abs=0.005)
+    assert (hits.sum() / (batch["segment_ids"] > 0).sum()) == pytest.approx(rate, abs=0.005)
     used = masked.weights.sum(axis=1)
     assert (used <= budgets(batch, rate)).all()
     assert used.sum() / budgets(batch, rate).sum() > 0.999
@@ -363,11 +363,11 @@ def test_budget_of_one_token(unit):
 def test_compiled_masks_equal_those_of_row_after_row():
     batch = tiny.packed(3)
     config = tiny.masking_config(unit="span")
-    together = jit_mask(config, batch["input_ids"], batch["piece_ids"] > 0, batch["row"])
+    together = jit_mask(config, batch["input_ids"], batch["segment_ids"] > 0, batch["row"])
     for row in range(3):
         part = {name: jnp.array(x[row : row + 1]) for name, x in batch.items()}
         keys = masking.row_keys(KEY, part["row"])
-        alone = masking.mask_tokens(config, part["input_ids"], part["piece_ids"] > 0, keys)
+        alone = masking.mask_tokens(config, part["input_ids"], part["segment_ids"] > 0, keys)
         for one, all_rows in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
             np.testing.assert_array_equal(one[0], all_rows[row])
 

@@ -40,7 +40,7 @@ def bind(objective: Objective, params: dict) -> Electra:
 @functools.cache
 def packed_batch(num_rows: int = 3) -> dict:
     batch = tiny.packed(num_rows)
-    second_segment = (np.arange(tiny.LENGTH) % 5 > 2) & (batch["piece_ids"] > 0)
+    second_segment = (np.arange(tiny.LENGTH) % 5 > 2) & (batch["segment_ids"] > 0)
     return jax.device_put(batch | {"token_type_ids": np.int32(second_segment)})
 
 
@@ -84,7 +84,7 @@ def reference_tower(embeddings, encoder, row):
     )
     x = reference_norm(x, embeddings["norm"])
     states = [reference_dense(x, encoder["projection"]) if "projection" in encoder else x]
-    visible = row["piece_ids"][:, None] == row["piece_ids"][None, :]
+    visible = row["segment_ids"][:, None] == row["segment_ids"][None, :]
     for i in range(len(encoder["layers"]["up"]["bias"])):
         layer = jax.tree.map(lambda x, i=i: x[i], encoder["layers"])
         states.append(reference_layer(states[-1], layer, visible))
@@ -104,7 +104,7 @@ def reference_masked_lm_logits(hidden, head, word):
 
 def real_rows(batch):
     """Each row without its padding, float64-ready."""
-    for i, size in enumerate((np.asarray(batch["piece_ids"]) > 0).sum(axis=1)):
+    for i, size in enumerate((np.asarray(batch["segment_ids"]) > 0).sum(axis=1)):
         yield i, {name: np.asarray(x)[i, :size] for name, x in batch.items() if x.ndim == 2}
 
 
@@ -422,7 +422,7 @@ def everything(columns: int) -> tuple:
     (loss, (verdicts, words)), grads = jax.jit(jax.value_and_grad(loss_and_logits, has_aux=True))(
         params
     )
-    return verdicts[batch["piece_ids"] > 0], words, loss, grads
+    return verdicts[batch["segment_ids"] > 0], words, loss, grads
 
 
 @pytest.mark.parametrize("columns", [16, 64])
@@ -434,9 +434,9 @@ def test_packed_pieces_equal_pieces_in_rows_of_their_own():
     objective = tiny.objective()
     packed = jax.device_get(packed_batch())
     places = [
-        (row, packed["piece_ids"][row] == piece)
+        (row, packed["segment_ids"][row] == piece)
         for row in range(3)
-        for piece in range(1, packed["piece_ids"][row].max() + 1)
+        for piece in range(1, packed["segment_ids"][row].max() + 1)
     ]
     assert len(places) == 5
     fields = packed.keys() - {"row"}
@@ -465,16 +465,16 @@ def test_a_token_sees_its_piece_and_nothing_else():
     objective = tiny.objective()
     encoder = bind(objective, random_params(objective)).discriminator.encoder
     embedded = jax.random.normal(KEY, (1, 10, 8))
-    piece_ids = jnp.array([[1, 1, 1, 2, 2, 2, 2, 3, 0, 0]])
+    segment_ids = jnp.array([[1, 1, 1, 2, 2, 2, 2, 3, 0, 0]])
 
     def token(embedded, position):
-        return encoder(embedded, Context(piece_ids, piece_ids, piece_ids), None)[
+        return encoder(embedded, Context(segment_ids, segment_ids, segment_ids), None)[
             0, position, :5
         ].sum()
 
     for position in (0, 4, 7):
         gradient = np.asarray(jax.grad(token)(embedded, position))[0]
-        own = np.asarray(piece_ids[0] == piece_ids[0, position])
+        own = np.asarray(segment_ids[0] == segment_ids[0, position])
         assert (gradient[own] != 0).any(axis=1).all()
         assert (gradient[~own] == 0).all()
 

@@ -117,7 +117,7 @@ def test_metrics_equal_a_recomputation():
     used = np.asarray(masked.weights) > 0
     labels = np.asarray(masked.labels)[used]
     log_probabilities = log_softmax(logits)[used]
-    real = batch["piece_ids"] > 0
+    real = batch["segment_ids"] > 0
     replaced = (corrupted != batch["input_ids"])[real]
     scores = verdicts[real]
     pairs_of_tokens = scores[replaced][:, None] - scores[~replaced]

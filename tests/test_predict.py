@@ -108,7 +108,7 @@ def row_of(ids: list[int], tokenizer) -> dict[str, jax.Array]:
     places = jnp.arange(row.shape[1], dtype=jnp.int32)[None]
     return {
         "input_ids": row,
-        "piece_ids": jnp.ones_like(row),
+        "segment_ids": jnp.ones_like(row),
         "position_ids": places,
         "token_type_ids": jnp.zeros_like(row),
     }

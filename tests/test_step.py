@@ -162,8 +162,8 @@ def test_accumulated_gradients_are_those_of_the_whole_batch():
 def test_metrics_are_sums_and_weights():
     program = usual_program()
     _, (_, sums) = train(program, 2)
-    real = int((BATCH["piece_ids"] > 0).sum())
-    sizes = (BATCH["piece_ids"] > 0).sum(axis=1)
+    real = int((BATCH["segment_ids"] > 0).sum())
+    sizes = (BATCH["segment_ids"] > 0).sum(axis=1)
     predictions = sum(max(1, round(0.15 * int(size))) for size in np.minimum(sizes, 29))
     rate = 3e-3 * 0.99 * 0.5
     np.testing.assert_allclose(sums["learning_rate"], [rate, 1], rtol=1e-6)

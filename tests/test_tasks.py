@@ -59,9 +59,9 @@ def test_rows_have_what_network_and_head_read(case, tmp_path):
     task = case.make(tmp_path)
     rows = features(task, "dev", training=True)
     assert rows["example"].tolist() == [*range(len(case.examples))]
-    for name in ("input_ids", "piece_ids", "position_ids", "token_type_ids", *task.head.inputs):
+    for name in ("input_ids", "segment_ids", "position_ids", "token_type_ids", *task.head.inputs):
         assert (rows[name].shape, rows[name].dtype) == ((len(case.examples), LENGTH), np.int32)
-    assert (rows["input_ids"] != TOKENIZER.pad_id).tolist() == (rows["piece_ids"] > 0).tolist()
+    assert (rows["input_ids"] != TOKENIZER.pad_id).tolist() == (rows["segment_ids"] > 0).tolist()
     for name, expected in case.targets.items():
         expected = np.array(expected)
         found = rows[name][tuple(slice(size) for size in expected.shape)]
@@ -70,7 +70,7 @@ def test_rows_have_what_network_and_head_read(case, tmp_path):
         assert rows[name].dtype == (np.float32 if expected.dtype == float else np.int32)
     unlabelled = features(task, "test", training=False)
     assert not {*case.targets} & {*unlabelled}
-    for name in ("input_ids", "piece_ids"):
+    for name in ("input_ids", "segment_ids"):
         np.testing.assert_array_equal(unlabelled[name], rows[name])
 
 

@@ -73,7 +73,7 @@ EVERYTHING = Masked(  # of two rows of four and two tokens
 )
 ROWS = {
     "input_ids": jnp.array([[2, 7, 8, 3, 0, 0], [2, 3, 0, 0, 0, 0]]),
-    "piece_ids": jnp.array([[1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]]),
+    "segment_ids": jnp.array([[1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]]),
 }
 SECOND_AND_THIRD = dataclasses.replace(
     EVERYTHING,
@@ -211,7 +211,7 @@ def test_policy_loss_equals_a_recomputation():
 def test_electra_15_is_electra_where_everything_is_selected():
     every, some = tiny.objective(init_stddev=0.2), tiny.objective("electra_15", init_stddev=0.2)
     params, batch = init(every), FOUR
-    real = jnp.asarray(batch["piece_ids"] > 0)
+    real = jnp.asarray(batch["segment_ids"] > 0)
     positions = jnp.broadcast_to(jnp.arange(tiny.LENGTH), real.shape)
     masked = Masked(
         masked_ids=jnp.where(real, tiny.MASK, 0),
@@ -239,7 +239,7 @@ def test_closed_gate_makes_all_tokens_mlm_replace_mlm_on_the_selected_positions(
     class OfSelected(type(usual)):
         def discriminator_sums(self, model, corrupted_ids, inputs, key):
             selected = masking.is_selected(inputs.masked, length)
-            only = {**inputs.batch, "piece_ids": inputs.batch["piece_ids"] * selected}
+            only = {**inputs.batch, "segment_ids": inputs.batch["segment_ids"] * selected}
             # Attention is that of the whole text; the loss is that of the selected positions.
             states = model.discriminator_states(corrupted_ids, context(inputs.batch), key)
             model.discriminator_states = lambda *_: states
@@ -264,7 +264,7 @@ def test_closed_gate_makes_all_tokens_mlm_replace_mlm_on_the_selected_positions(
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, err_msg=name)
     assert found["copy_rate"][0] == 0
     open_gate = sums(usual, params, batch, masked)
-    assert open_gate["reconstruction_loss"][1] == (batch["piece_ids"] > 0).sum()
+    assert open_gate["reconstruction_loss"][1] == (batch["segment_ids"] > 0).sum()
 
 
 def test_all_tokens_mlm_in_parts_is_that_of_all_at_once():
@@ -279,7 +279,7 @@ def test_all_tokens_mlm_in_parts_is_that_of_all_at_once():
         _, corrupted = objective.corrupt(logits, batch, masked, SAMPLES, None)
         states = model.discriminator_states(corrupted, context(batch), None)
         head, words = model.discriminator.head, model.discriminator_words()
-        real, labels = batch["piece_ids"] > 0, jnp.asarray(batch["input_ids"])
+        real, labels = batch["segment_ids"] > 0, jnp.asarray(batch["input_ids"])
         pairs = copy_sums(head(states, words), head.gate(states), corrupted, labels, real)
         return pairs["reconstruction_loss"][0]
 

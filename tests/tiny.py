@@ -147,7 +147,7 @@ def batch(rows: Sequence[Row], length: int = LENGTH) -> dict[str, np.ndarray]:
     """Rows as the loader makes them: `[CLS] piece [SEP]` one after the other, then padding."""
     fields = {
         name: np.zeros((len(rows), length), np.int32)
-        for name in ("input_ids", "piece_ids", "position_ids", "token_type_ids")
+        for name in ("input_ids", "segment_ids", "position_ids", "token_type_ids")
     }
     for index, pieces in enumerate(rows):
         end = 0
@@ -155,7 +155,7 @@ def batch(rows: Sequence[Row], length: int = LENGTH) -> dict[str, np.ndarray]:
             tokens = [CLS, *piece, SEP]
             place = index, slice(end, end + len(tokens))
             fields["input_ids"][place] = tokens
-            fields["piece_ids"][place] = number
+            fields["segment_ids"][place] = number
             fields["position_ids"][place] = np.arange(len(tokens))
             end += len(tokens)
     return {**fields, "row": np.arange(len(rows), dtype=np.int32)}

@@ -83,7 +83,7 @@ def random_features(number: int) -> dict[str, np.ndarray]:
     shape = number, 8
     return {
         "input_ids": rng.integers(5, 50, shape).astype(np.int32),
-        "piece_ids": np.ones(shape, np.int32),
+        "segment_ids": np.ones(shape, np.int32),
         "position_ids": np.broadcast_to(np.arange(8, dtype=np.int32), shape),
         "token_type_ids": np.zeros(shape, np.int32),
         "example": np.arange(number, dtype=np.int32),

@@ -81,7 +81,7 @@ class LocalLayer(nnx.Module):
     ) -> Float[Array, "B L H"]:
         value = self.value(self.norm(x))
         window = self.reach * is_local
-        x += self.out(attend(value, value, value, context.piece_ids, window=window))
+        x += self.out(attend(value, value, value, context.segment_ids, window=window))
         return x + self.narrow(gelu(self.wide(x)))
 
 

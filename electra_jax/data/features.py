@@ -39,7 +39,7 @@ def pack(tokenizer: Tokenizer, segments: Sequence[tuple[Ids, ...]], max_length: 
     """A row for each tuple of one or two segments, which must fit.
 
     Returns:
-      int32 `input_ids`, `piece_ids` (1, and 0 for padding), `position_ids` and `token_type_ids` (1
+      int32 `input_ids`, `segment_ids` (1, and 0 for padding), `position_ids` and `token_type_ids` (1
       in the second segment, its [SEP] included), all [N, max_length].
     """
     shape = len(segments), max_length
@@ -55,7 +55,7 @@ def pack(tokenizer: Tokenizer, segments: Sequence[tuple[Ids, ...]], max_length: 
     real = position_ids < lengths[:, :1]
     return {
         "input_ids": input_ids,
-        "piece_ids": real.astype(np.int32),
+        "segment_ids": real.astype(np.int32),
         "position_ids": position_ids,  # a view of one row; nobody writes to it
         "token_type_ids": (real & (position_ids >= lengths[:, 1:])).astype(np.int32),
     }

@@ -5,7 +5,7 @@ Rows of `length` tokens are made of documents in one of three layouts:
 * `document`: a document is cut into pieces of at most `length - 2` tokens; nothing is dropped. A
   piece becomes `[CLS] token token ... [SEP]`, one in a row, padded.
 * `packed`: as many of these pieces per row as fit. Attention and positions are restricted to the
-  piece (`piece_ids`, `position_ids`), so the model computes the same as with a piece per row,
+  piece (`segment_ids`, `position_ids`), so the model computes the same as with a piece per row,
   without spending time on padding.
 * `electra`: the examples of the original program, for replication (spec 5.2): lines of a document
   in one piece of two segments, `[CLS] A A A [SEP] B B [SEP]`. What is too long is cut off and lost.
@@ -86,7 +86,7 @@ class Rows:
         Returns:
           int32 arrays [b, length]:
             input_ids: `pad_id` where there is no piece.
-            piece_ids: 1, 2, ... for the pieces of a row, 0 for padding. A token may attend to
+            segment_ids: 1, 2, ... for the pieces of a row, 0 for padding. A token may attend to
               those with its own piece id.
             position_ids: 0, 1, ... in each piece, 0 for padding.
             token_type_ids: 1 in second segments, else 0.
@@ -129,7 +129,7 @@ class Rows:
 
         return {
             "input_ids": padded(ids, self.pad_id),
-            "piece_ids": padded(np.repeat(number, widths)),
+            "segment_ids": padded(np.repeat(number, widths)),
             "position_ids": padded(position),
             "token_type_ids": padded(np.repeat(marks & SECOND_SEGMENT > 0, widths)),
         }

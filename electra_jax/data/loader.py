@@ -158,7 +158,7 @@ def eval_batches(
 ) -> EvalBatches:
     """The batches of one pass over all rows, in order, each row once.
 
-    The last batch is filled up with rows of padding, whose `piece_ids` are all 0. All hosts have
+    The last batch is filled up with rows of padding, whose `segment_ids` are all 0. All hosts have
     the same number of batches. The fields are those of `train_batch`, but `row` counts through
     the whole pass.
     """

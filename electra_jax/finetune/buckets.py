@@ -54,7 +54,7 @@ def make_buckets(arrays: Arrays, num_widths: int, batch_size: int) -> Buckets:
       arrays: features of a task, see `finetune.task`.
       batch_size: rows of a batch.
     """
-    lengths = arrays["piece_ids"].sum(axis=1)
+    lengths = arrays["segment_ids"].sum(axis=1)
     order = np.argsort(lengths, kind="stable")
     widths = choose_widths(lengths, num_widths, MIN_BATCHES * batch_size)
     ends = np.searchsorted(lengths[order], widths, side="right")
@@ -98,7 +98,7 @@ def trimmed(arrays: Arrays) -> Arrays:
 
     Widths are powers of two, so that there are few to compile for.
     """
-    longest = int(arrays["piece_ids"].sum(axis=1).max(initial=1))
+    longest = int(arrays["segment_ids"].sum(axis=1).max(initial=1))
     width = max(NARROWEST, 1 << (longest - 1).bit_length())
     return {name: cut(x, width) for name, x in arrays.items()}
 

@@ -10,7 +10,7 @@ from electra_jax.finetune.tasks.base import Task
 from electra_jax.modeling.params import Params
 from electra_jax.training.prediction import Predict, predict_rows
 
-INPUTS = ("input_ids", "piece_ids", "position_ids", "token_type_ids")
+INPUTS = ("input_ids", "segment_ids", "position_ids", "token_type_ids")
 
 Predictions = dict[str, list]  # of each split
 Scores = dict[str, dict[str, float]]  # of each labelled split

@@ -79,7 +79,7 @@ def embedded(objective: MaskedLanguageModel, pooling: str, params: Params, batch
             jnp.arange(batch["input_ids"].shape[1]), batch["input_ids"].shape
         )
         states = model.generator_states(batch["input_ids"], context(batch), everywhere, None)
-    is_counted = (batch["piece_ids"] > 0).at[:, 1:].min(pooling == "mean")
+    is_counted = (batch["segment_ids"] > 0).at[:, 1:].min(pooling == "mean")
     weights = is_counted.astype(jnp.float32)
     sums = jnp.einsum("blh,bl->bh", states.astype(jnp.float32), weights)
     return {"sums": sums, "weights": weights.sum(axis=1)}

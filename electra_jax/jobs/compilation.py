@@ -100,6 +100,6 @@ def abstract_batch(program: Program, config: ConfigDict) -> Batch:
     if config.parallel.api == "pmap":
         devices = program.abstract_state.step.sharding.mesh.size
         rows = devices, config.batch_size // devices
-    tokens = ("input_ids", "piece_ids", "position_ids", "token_type_ids")
+    tokens = ("input_ids", "segment_ids", "position_ids", "token_type_ids")
     batch = {name: jax.ShapeDtypeStruct(rows + length, np.int32) for name in tokens}
     return batch | {"row": jax.ShapeDtypeStruct(rows, np.int32)}

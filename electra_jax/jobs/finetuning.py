@@ -336,7 +336,7 @@ def make_job(
         sources = [work.batches(start, num_steps - start, seed=seed, **place) for seed in seeds]
         return sources[0] if len(seeds) == 1 else stacked(sources)
 
-    real = int(arrays["piece_ids"].sum()) / (len(rows) * rows.mean_width)
+    real = int(arrays["segment_ids"].sum()) / (len(rows) * rows.mean_width)
     flops_per_token = work.objective.flops_per_token(round(rows.mean_width))
     facts = {
         "task": task.name,
@@ -376,8 +376,10 @@ def stacked(sources: list[Batches]) -> Batches:
 
 
 def content_hash(arrays: Arrays, tokenizer: Tokenizer) -> str:
-    """Of the rows that are trained on."""
+    """The hash of the rows that are trained on; checkpoints hold it."""
     digest = hashlib.sha256(tokenizer.hash.encode())
+    # The name of then, so that checkpoints of version 0.1.0 go on.
+    arrays = {"piece_ids" if name == "segment_ids" else name: x for name, x in arrays.items()}
     for name in sorted(arrays):
         digest.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())
         digest.update(np.ascontiguousarray(arrays[name]))

@@ -159,12 +159,12 @@ def _structure(objective: Objective) -> tuple[nnx.GraphDef, Params, Params]:
 
 def is_real(batch: Batch) -> Array:
     """True for tokens, False for padding; bool [B, L]."""
-    return batch["piece_ids"] > 0
+    return batch["segment_ids"] > 0
 
 
 def context(batch: Batch) -> Context:
     """What both towers read beside the ids."""
-    return Context(batch["piece_ids"], batch["position_ids"], batch["token_type_ids"])
+    return Context(batch["segment_ids"], batch["position_ids"], batch["token_type_ids"])
 
 
 def pair(values: Float[Array, "*dims"], weights: Float[Array, "*dims"]) -> Float[Array, "2"]:

@@ -32,10 +32,10 @@ def shaded(tokenizer: Tokenizer, batch: Arrays, outputs: Arrays, row: int) -> li
     """The pieces of a row, without [CLS] and [SEP], as shaded texts.
 
     Args:
-      batch: `input_ids` and `piece_ids` [B, L].
+      batch: `input_ids` and `segment_ids` [B, L].
       outputs: of `network_outputs.corrupted` or `network_outputs.detected`, on the host.
     """
-    original, pieces = batch["input_ids"][row], batch["piece_ids"][row]
+    original, pieces = batch["input_ids"][row], batch["segment_ids"][row]
     shown = outputs.get("shown_ids", batch["input_ids"])[row]
     is_shown = (pieces > 0) & (original != tokenizer.cls_id) & (original != tokenizer.sep_id)
     places = np.flatnonzero(is_shown)

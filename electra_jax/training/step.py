@@ -83,7 +83,7 @@ def train_step(
     """Mask, generate, sample, discriminate, differentiate and update.
 
     Args:
-      batch: `input_ids`, `piece_ids`, `position_ids`, `token_type_ids`, each int32 [B, L], and
+      batch: `input_ids`, `segment_ids`, `position_ids`, `token_type_ids`, each int32 [B, L], and
         `row`, int32 [B], the index of each row in the global batch.
       sums_of: computes the sums, by default `objective.sums`.
       num_microbatches: gradients are accumulated over this many parts of the batch. The result is

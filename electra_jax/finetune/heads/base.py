@@ -84,7 +84,7 @@ class Head(ABC):
 
     def weights(self, batch: Batch) -> Array:
         """What the loss is a mean over: 1 for each row of the data, 0 for rows of padding."""
-        return (batch["piece_ids"] > 0).any(axis=-1).astype(jnp.float32)
+        return (batch["segment_ids"] > 0).any(axis=-1).astype(jnp.float32)
 
 
 def label_sums(

@@ -44,7 +44,7 @@ class Task(ABC):
     Features are a dict of arrays, whose first axis is the row. A row is what the network sees at
     once; most examples have one, long documents several. All tasks have
 
-        input_ids, piece_ids (1, and 0 for padding), position_ids, token_type_ids   int32 [N, L]
+        input_ids, segment_ids (1, and 0 for padding), position_ids, token_type_ids   int32 [N, L]
         example: the index of the example that a row belongs to                     int32 [N]
 
     and, if all examples are labelled, what the head is trained on. L is `max_length`, or less if no

@@ -100,7 +100,7 @@ def compute_dtype(name: str) -> jnp.dtype:
 class Context:
     """What an encoder reads beside the token ids; the same for original and corrupted ids."""
 
-    piece_ids: Int[Array, "B L"]
+    segment_ids: Int[Array, "B L"]
     position_ids: Int[Array, "B L"]
     token_type_ids: Int[Array, "B L"]
 

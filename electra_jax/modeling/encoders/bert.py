@@ -95,7 +95,7 @@ class BertLayer(nnx.Module):
         """Attend within the own piece of text, then transform each token."""
         keys = split_key(key, 3)
         with jax.named_scope("attention"):
-            attended = dropout(self.attention(x, context.piece_ids, keys[0]), self.rate, keys[1])
+            attended = dropout(self.attention(x, context.segment_ids, keys[0]), self.rate, keys[1])
             x = self.attention_norm(x + attended)
         with jax.named_scope("feed_forward"):
             x = self.output_norm(x + dropout(self.down(gelu(self.up(x))), self.rate, keys[2]))
