@@ -39,8 +39,8 @@ def pack(tokenizer: Tokenizer, segments: Sequence[tuple[Ids, ...]], max_length: 
     """A row for each tuple of one or two segments, which must fit.
 
     Returns:
-      int32 `input_ids`, `segment_ids` (1, and 0 for padding), `position_ids` and `token_type_ids` (1
-      in the second segment, its [SEP] included), all [N, max_length].
+      int32 `input_ids`, `segment_ids` (1, and 0 for padding), `position_ids` and `token_type_ids`
+      (1 in the second text, its [SEP] included), all [N, max_length].
     """
     shape = len(segments), max_length
     input_ids = np.full(shape, tokenizer.pad_id, np.int32)
