@@ -196,10 +196,8 @@ def test_one_weight_above_zero_is_needed_for_each_group(weights):
 @pytest.mark.parametrize("process_count", [1, 2, 4])
 @pytest.mark.parametrize("batch_size", [8, 20, 100])
 def test_evaluation_is_one_pass_in_order(rows, batch_size, process_count):
-    hosts = [
-        eval_batches(rows, batch_size=batch_size, process_index=index, process_count=process_count)
-        for index in range(process_count)
-    ]
+    share = {"batch_size": batch_size, "process_count": process_count}
+    hosts = [[*eval_batches(rows, process_index=i, **share)] for i in range(process_count)]
     assert {len(batches) for batches in hosts} == {-(NUM_ROWS // -batch_size)}
     found, numbers = [], []
     for parts in zip(*hosts, strict=True):
@@ -218,4 +216,4 @@ def test_batch_size_must_suit_the_hosts(rows):
     with pytest.raises(UserError, match=r"^batch_size: .* 8; .* 3 hosts"):
         train_batch(rows, 0, batch_size=8, seed=0, process_count=3)
     with pytest.raises(UserError, match=r"^batch_size: "):
-        eval_batches(rows, batch_size=8, process_count=3)[0]
+        next(eval_batches(rows, batch_size=8, process_count=3))

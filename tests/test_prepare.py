@@ -246,12 +246,6 @@ def test_waiting_process_takes_over_from_one_that_dies(config):
     assert [path.name for path in directory.parent.iterdir()] == [directory.name]
 
 
-def test_given_vocabulary_is_used(made):
-    store = made(words=["the", "return"])
-    assert store.tokenizer.vocab[-2:] == ["the", "return"]
-    assert set(np.unique(all_tokens(store))) == {1, 5, 6}
-
-
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_sentencepiece_is_trained_and_given(made, kind):
     trained = made(tokenizer=kind)

@@ -45,28 +45,16 @@ UNLIMITED = 100_000  # tokens in the one segment, before they are cut
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Examples of equal length, each made of ranges of tokens. Made by `rows`.
+    """Examples of equal length, each made of ranges of tokens. Made by `rows`."""
 
-    Attributes:
-      length: tokens per row.
-      tokens: what the ranges are of.
-      starts: int64 [ranges], ordered by row: where in `tokens` each range starts.
-      sizes: int32 [ranges]: how many tokens it has, without [CLS] and [SEP].
-      marks: uint8 [ranges]: the sum of its marks, such as `BEGINS_PIECE`.
-      first: int64 [rows + 1]: the first range of each row; the end.
-      groups: int64 [groups + 1]: the first row of each group; the end.
-      dropped_tokens: how many tokens of the split are in no row.
-      pad_id, cls_id, sep_id: the ids around the ranges.
-    """
-
-    length: int
-    tokens: Tokens
-    starts: np.ndarray
-    sizes: np.ndarray
-    marks: np.ndarray
-    first: np.ndarray
-    groups: np.ndarray
-    dropped_tokens: int
+    length: int  # tokens per row
+    tokens: Tokens  # what the ranges are of
+    starts: np.ndarray  # int64 [ranges], ordered by row: where in `tokens` each range starts
+    sizes: np.ndarray  # int32 [ranges]: its tokens, without [CLS] and [SEP]
+    marks: np.ndarray  # uint8 [ranges]: the sum of its marks, such as `BEGINS_PIECE`
+    first: np.ndarray  # int64 [rows + 1]: the first range of each row; the end
+    groups: np.ndarray  # int64 [groups + 1]: the first row of each group; the end
+    dropped_tokens: int  # tokens of the split that are in no row
     pad_id: int
     cls_id: int
     sep_id: int

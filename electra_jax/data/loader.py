@@ -22,12 +22,11 @@ whole pass). Random masks are derived from it, so that they do not depend on the
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
 from math import inf, lcm
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import grain
 import numpy as np
@@ -99,70 +98,39 @@ def train_batches(
     start_step: int,
     num_steps: int,
     *,
-    batch_size: int,
-    seed: int,
-    weights: Sequence[float] = (1.0,),
-    one_group: bool = False,
-    process_index: int = 0,
-    process_count: int = 1,
     num_threads: int = 4,
     prefetch: int = 8,
+    **options: Any,
 ) -> Iterator[dict[str, np.ndarray]]:
     """The batches of `train_batch` for `num_steps` steps from `start_step`, made ahead of use.
 
     Args:
-      rows, batch_size, seed, weights, one_group, process_index, process_count: as for
-        `train_batch`.
+      rows: the examples.
       start_step: the step of the first batch. A resumed run starts where it stopped.
       num_steps: how many batches to yield.
       num_threads: threads that make batches.
       prefetch: batches that may wait for use.
+      options: the keyword arguments of `train_batch`.
     """
-    make = partial(
-        train_batch,
-        rows,
-        batch_size=batch_size,
-        seed=seed,
-        weights=weights,
-        one_group=one_group,
-        process_index=process_index,
-        process_count=process_count,
-    )
     steps = grain.MapDataset.source(range(start_step, start_step + num_steps))
-    options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch)
-    return iter(steps.map(make).to_iter_dataset(options))
-
-
-@dataclass(frozen=True, eq=False)
-class EvalBatches(Sequence):
-    """This host's part of the batches of one pass over all rows. Made by `eval_batches`."""
-
-    rows: Rows
-    batch_size: int
-    process_index: int
-    process_count: int
-
-    def __len__(self) -> int:
-        return -(len(self.rows) // -self.batch_size)
-
-    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
-        number = range(len(self))[number]
-        share = _share(self.batch_size, self.process_index, self.process_count)
-        row = number * self.batch_size + share
-        batch = self.rows.batch(np.where(row < len(self.rows), row, -1))
-        return {**batch, "row": row.astype(np.int32)}
+    batches = steps.map(partial(train_batch, rows, **options))
+    ahead = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch)
+    return iter(batches.to_iter_dataset(ahead))
 
 
 def eval_batches(
     rows: Rows, *, batch_size: int, process_index: int = 0, process_count: int = 1
-) -> EvalBatches:
-    """The batches of one pass over all rows, in order, each row once.
+) -> Iterator[dict[str, np.ndarray]]:
+    """This host's part of the batches of one pass over all rows, in order, each row once.
 
     The last batch is filled up with rows of padding, whose `segment_ids` are all 0. All hosts have
     the same number of batches. The fields are those of `train_batch`, but `row` counts through
     the whole pass.
     """
-    return EvalBatches(rows, batch_size, process_index, process_count)
+    share = _share(batch_size, process_index, process_count)
+    for first in range(0, len(rows), batch_size):
+        row = first + share
+        yield {**rows.batch(np.where(row < len(rows), row, -1)), "row": row.astype(np.int32)}
 
 
 def _share(batch_size: int, process_index: int, process_count: int) -> np.ndarray:

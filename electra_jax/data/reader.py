@@ -15,32 +15,20 @@ from electra_jax.errors import UserError
 
 @dataclass
 class Group:
-    """What a worker is given at once.
-
-    Attributes:
-      parts: in order.
-      done: share of all inputs that has been read.
-    """
+    """What a worker is given at once: parts in order."""
 
     parts: list[Part | Damage] = field(default_factory=list)
-    done: float = 0.0
+    done: float = 0.0  # share of all inputs that has been read
 
 
 @dataclass
 class Documents:
-    """The content of a group.
+    """The content of a group."""
 
-    Attributes:
-      documents: in order, each with the number of the entry it is from.
-      dropped: what was left out, counted by reason.
-      divided: how many documents were divided.
-      damage: messages about what was left out because it cannot be used.
-    """
-
-    documents: list[tuple[int, Document]] = field(default_factory=list)
-    dropped: Counter = field(default_factory=Counter)
-    divided: int = 0
-    damage: list[str] = field(default_factory=list)
+    documents: list[tuple[int, Document]] = field(default_factory=list)  # with numbers of entries
+    dropped: Counter = field(default_factory=Counter)  # what was left out, by reason
+    divided: int = 0  # documents that were divided
+    damage: list[str] = field(default_factory=list)  # messages about what cannot be used
 
 
 def groups(sources: list[Source], limits: Limits = LIMITS) -> Iterator[Group]:

@@ -31,17 +31,11 @@ from electra_jax.settings import settings_of
 
 @dataclass(frozen=True)
 class Source:
-    """An entry of `config.data.source`.
+    """An entry of `config.data.source`."""
 
-    Attributes:
-      location: `docstrings`, `tfds:NAME`, or the path, glob or address of files.
-      options: pairs of names and values, in the order of their names.
-      weight: share of the rows, relative to the other entries; None: no weights are given.
-    """
-
-    location: str
-    options: tuple[tuple[str, str], ...] = ()
-    weight: float | None = None
+    location: str  # `docstrings`, `tfds:NAME`, or the path, glob or address of files
+    options: tuple[tuple[str, str], ...] = ()  # names and values, in the order of the names
+    weight: float | None = None  # of its rows, relative to other entries; None: none has one
 
     def __str__(self) -> str:
         return "#".join([self.location, *(f"{name}={value}" for name, value in self.options)])

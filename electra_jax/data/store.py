@@ -77,19 +77,12 @@ class Tokens:
 
 @dataclass(eq=False)
 class TokenStore:
-    """A store opened for reading.
-
-    Attributes:
-      directory: where it is.
-      manifest: the content of `manifest.json`.
-      hash: the sha256 of `manifest.json`, which covers all that is in the store.
-      tokenizer: the tokenizer that made the ids.
-    """
+    """A store opened for reading."""
 
     directory: Path
-    manifest: dict
-    hash: str
-    tokenizer: Tokenizer
+    manifest: dict  # the content of `manifest.json`
+    hash: str  # the sha256 of `manifest.json`, which covers all that is in the store
+    tokenizer: Tokenizer  # the one that made the ids
 
     def tokens(self, split: str) -> Tokens:
         """The token ids of a split, mapped from disk."""

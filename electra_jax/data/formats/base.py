@@ -26,18 +26,14 @@ _END_BYTES = 2**20  # of a file, that go into its fingerprint
 class Limits:
     """Sizes in bytes that bound the memory of reading.
 
-    Attributes:
-      read: taken from a stream at once.
-      part: of a part, about.
-      document: a longer one is divided between two lines, or between two words where a line is
-        that long. Nothing is left out: each share goes on as a document.
-      record: a longer line is hardly a record of JSON lines.
+    A longer document is divided between two lines, or between two words where a line is that long.
+    Nothing is left out: each share goes on as a document.
     """
 
-    read: int = 2**16
-    part: int = 2**20
+    read: int = 2**16  # taken from a stream at once
+    part: int = 2**20  # about
     document: int = 2**22
-    record: int = 2**28
+    record: int = 2**28  # a longer line is hardly a record of JSON lines
 
 
 LIMITS = Limits()
@@ -86,36 +82,22 @@ class Format(ABC):
 
 @dataclass(frozen=True)
 class Input:
-    """Something to be read in one go.
+    """Something to be read in one go."""
 
-    Attributes:
-      source: number of the entry that named it.
-      name: path or address of a file, name of a data set, or `docstrings`.
-      format: how it is read, with the options of the entry.
-      size: in bytes, as far as known. For progress.
-    """
-
-    source: int
-    name: str
-    format: Format
-    size: int
+    source: int  # number of the entry that named it
+    name: str  # path or address of a file, name of a data set, or `docstrings`
+    format: Format  # how it is read, with the options of the entry
+    size: int  # in bytes, as far as known; for progress
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some whole documents of an input.
-
-    Attributes:
-      input: what they are from.
-      content: encoded text, or a list of the texts of records.
-      first: the number of the first line or record, counted from 1.
-      divided: whether the last document goes on in the next part.
-    """
+    """Some whole documents of an input."""
 
     input: Input
-    content: bytes | list[Any]
-    first: int
-    divided: bool = False
+    content: bytes | list[Any]  # encoded text, or a list of the texts of records
+    first: int  # the number of the first line or record, counted from 1
+    divided: bool = False  # whether the last document goes on in the next part
 
 
 @dataclass(frozen=True)
