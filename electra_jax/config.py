@@ -12,6 +12,7 @@ import math
 
 from ml_collections import ConfigDict
 
+from electra_jax.data.layout import LAYOUTS
 from electra_jax.data.tokenizers import TRAINERS
 from electra_jax.data.tokenizers.base import FIVE_NAMES
 from electra_jax.modeling.encoders import ENCODERS, FIRST
@@ -161,7 +162,7 @@ class Data(Loading):
     layout: str = setting(
         "packed",
         "packed: no padding to speak of; document: one piece a row; electra: the original's",
-        one_of("packed", "document", "electra"),
+        one_of(*LAYOUTS),
     )
     sequence_length: int = setting(128, "tokens in a row", Check(lambda x: x >= 8, "at least 8"))
 

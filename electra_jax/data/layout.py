@@ -216,14 +216,14 @@ def _segments(
     ends, and become a row. What a segment has beyond its room is cut off.
     """
     starts, sizes, marks, counts = array("q"), array("i"), array("B"), array("i")
-    offsets = memoryview(lines)  # gives Python integers, without a list of them all
+    line_starts = memoryview(lines)  # gives Python integers, without a list of them all
     target = length
     for line, document_end in pairwise(memoryview(np.searchsorted(lines, documents))):
         while line < document_end:
-            end = bisect_left(offsets, offsets[line] + target, line, document_end)
+            end = bisect_left(line_starts, line_starts[line] + target, line, document_end)
             is_single = generator.random() < SINGLE_SEGMENT
             half = UNLIMITED if is_single else (target - 3) // 2
-            first, second = _deal(offsets[line : end + 1], half, generator)
+            first, second = _deal(line_starts[line : end + 1], half, generator)
             first = _trim(first, length - 2)
             second = _trim(second, length - 3 - sum(size for _, size in first))
             for segment, mark in ((first, 0), (second, SECOND_SEGMENT)):
