@@ -15,7 +15,7 @@ from electra_jax.files import write_text
 from electra_jax.finetune.heads import HEADS
 from electra_jax.finetune.heads.base import LOSS, Head
 from electra_jax.finetune.tasks.base import Files, FileTask
-from electra_jax.modeling.attention import attend
+from electra_jax.modeling.attention import Segments, attend
 from electra_jax.modeling.electra import Electra
 from electra_jax.modeling.encoders.base import Context, Embeddings, Encoder, EncoderConfig, table
 from electra_jax.modeling.layers import PRNGKey, dense, gelu, glorot_uniform, layer_norm
@@ -75,13 +75,13 @@ class LocalLayer(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "B L H"],
-        context: Context,
+        segments: Segments,
         key: PRNGKey | None,
         is_local: Int[Array, ""],
     ) -> Float[Array, "B L H"]:
         value = self.value(self.norm(x))
         window = self.reach * is_local
-        x += self.out(attend(value, value, value, context.segment_ids, window=window))
+        x += self.out(attend(value, value, value, segments, window=window))
         return x + self.narrow(gelu(self.wide(x)))
 
 

@@ -1,10 +1,11 @@
 """Attention for all encoders: who may see whom, and the weighted sum of what is seen."""
 
+import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from electra_jax.modeling import layers
 from electra_jax.modeling.layers import PRNGKey
@@ -14,11 +15,32 @@ IMPLEMENTATIONS = ("exact",)
 MASKED_SCORE = -1e9  # added to the scores of keys that a query may not attend to
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Segments:
+    """Which tokens of a row belong together, worked out once for all layers.
+
+    Attributes:
+      ids: the segments of a row are numbered from 1; 0 is padding.
+      bias: 0 where query and key have the same id, `MASKED_SCORE` elsewhere; what `exact` adds to
+        the scores.
+    """
+
+    ids: Int[Array, "B L"]
+    bias: Float[Array, "B 1 L L"]
+
+    @classmethod
+    def of(cls, ids: Int[Array, "B L"]) -> "Segments":
+        """The segments with these ids."""
+        same = ids[:, :, None] == ids[:, None, :]
+        return cls(ids, jnp.where(same, 0.0, MASKED_SCORE)[:, None])
+
+
 def attend(
     query: Float[Array, "B L A D"],
     key: Float[Array, "B L A D"],
     value: Float[Array, "B L A D"],
-    segment_ids: Int[Array, "B L"],
+    segments: Segments,
     *,
     window: int | Int[Array, ""] | None = None,
     bias: Float[Array, "#B #A L L"] | None = None,
@@ -29,8 +51,8 @@ def attend(
     """softmax(query key^T / sqrt(D) + bias) value, over the keys that each query may see.
 
     Args:
-      segment_ids: a query sees the keys of its own segment. Segments in a row are numbered from 1.
-        Padding, 0, sees itself, so that every query has a key; nothing else sees it.
+      segments: a query sees the keys of its own segment. Padding sees itself, so that every query
+        has a key; nothing else sees it.
       window: a query sees keys that are at most so far from it, to either side.
       bias: added to the scores.
       dropout: rate at which probabilities are dropped.
@@ -46,17 +68,10 @@ def attend(
     scores = float32_einsum("bqad,bkad->baqk", query / math.sqrt(query.shape[-1]), key)
     if bias is not None:
         scores += bias
-    scores += jnp.where(visible(segment_ids, window), 0.0, MASKED_SCORE)[:, None]
+    scores += segments.bias
+    if window is not None:
+        place = jnp.arange(query.shape[1])
+        is_near = jnp.abs(place[:, None] - place[None, :]) <= window
+        scores += jnp.where(is_near, 0.0, MASKED_SCORE)[None, None]
     weights = layers.dropout(jax.nn.softmax(scores).astype(value.dtype), dropout, dropout_key)
     return jnp.einsum("baqk,bkad->bqad", weights, value)
-
-
-def visible(
-    segment_ids: Int[Array, "B L"], window: int | Int[Array, ""] | None
-) -> Bool[Array, "B L L"]:
-    """For each query, by rows, the keys that it may attend to."""
-    same = segment_ids[:, :, None] == segment_ids[:, None, :]
-    if window is None:
-        return same
-    place = jnp.arange(segment_ids.shape[1])
-    return same & (jnp.abs(place[:, None] - place[None, :]) <= window)[None]

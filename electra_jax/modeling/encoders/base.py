@@ -25,6 +25,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree
 
+from electra_jax.modeling.attention import Segments
 from electra_jax.modeling.layers import PRNGKey, dense, dropout, glorot_uniform, split_key
 from electra_jax.modeling.params import ParamInfo, param
 from electra_jax.modeling.products import DENSE_OUTPUT
@@ -183,8 +184,8 @@ class Encoder(nnx.Module):
         return layers + 2 * projected * config.hidden_size
 
     def shared(self, context: Context) -> PyTree:
-        """What all layers read beside their input, computed once."""
-        return context
+        """What all layers read beside their input, computed once; by default, the segments."""
+        return Segments.of(context.segment_ids)
 
     def layer_flags(self) -> tuple[Array, ...]:
         """Arrays `[N, ...]` of constants in which the layers differ."""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from electra_jax.modeling.attention import attend
+from electra_jax.modeling.attention import Segments, attend
 from electra_jax.modeling.encoders.base import Context, Embeddings, Encoder, EncoderConfig, table
 from electra_jax.modeling.layers import (
     PRNGKey,
@@ -62,12 +62,12 @@ class SelfAttention(nnx.Module):
         self.rate = config.attention_dropout
 
     def __call__(
-        self, x: Float[Array, "B L H"], segment_ids: Int[Array, "B L"], key: PRNGKey | None
+        self, x: Float[Array, "B L H"], segments: Segments, key: PRNGKey | None
     ) -> Float[Array, "B L H"]:
         """Attend within the own segment."""
         qkv = jnp.split(self.qkv(x), 3, axis=2)  # each [B, L, 1, A, D]
         query, key_, value = (part[:, :, 0] for part in qkv)
-        return self.out(attend(query, key_, value, segment_ids, dropout=self.rate, dropout_key=key))
+        return self.out(attend(query, key_, value, segments, dropout=self.rate, dropout_key=key))
 
 
 class BertLayer(nnx.Module):
@@ -90,12 +90,12 @@ class BertLayer(nnx.Module):
         return 8 * hidden * hidden + 4 * hidden * inner + 4 * length * hidden
 
     def __call__(
-        self, x: Float[Array, "B L H"], context: Context, key: PRNGKey | None
+        self, x: Float[Array, "B L H"], segments: Segments, key: PRNGKey | None
     ) -> Float[Array, "B L H"]:
-        """Attend within the own piece of text, then transform each token."""
+        """Attend within the own segment, then transform each token."""
         keys = split_key(key, 3)
         with jax.named_scope("attention"):
-            attended = dropout(self.attention(x, context.segment_ids, keys[0]), self.rate, keys[1])
+            attended = dropout(self.attention(x, segments, keys[0]), self.rate, keys[1])
             x = self.attention_norm(x + attended)
         with jax.named_scope("feed_forward"):
             x = self.output_norm(x + dropout(self.down(gelu(self.up(x))), self.rate, keys[2]))
