@@ -15,7 +15,7 @@ import pytest
 import tiny
 import tiny_run
 from ml_collections import ConfigDict
-from tiny_tasks import random_features
+from tiny_tasks import CASES, random_features, squad
 
 from electra_jax.data.features import FeatureRows
 from electra_jax.data.loader import train_batch
@@ -108,21 +108,11 @@ def place(tmp_path_factory, encoder_run) -> Path:
             words[rng.integers(8)] = label
             lines.append(" ".join(words) + (f",{label}" if split != "test" else ""))
         (place / f"{split}.csv").write_text("\n".join(lines) + "\n")
-    paragraphs = [
-        {
-            "context": f"Item {i} has the name {name} and the value {i * i}.",
-            "qas": [
-                {
-                    "id": f"q{i}",
-                    "question": "What is the name?",
-                    "answers": [{"text": name, "answer_start": 11 + len(f"Item {i}")}],
-                }
-            ],
-        }
-        for i, name in enumerate(["alpha", "beta", "gamma", "delta"] * 4)
+    questions = [
+        (f"q{i}", "What is the name?", f"Item {i} has the name {x} and the value {i * i}.", [x])
+        for i, x in enumerate(["alpha", "beta", "gamma", "delta"] * 4)
     ]
-    squad = {"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]}
-    (place / "squad.json").write_text(json.dumps(squad))
+    (place / "squad.json").write_text(squad(*questions).replace("v2.0", "1.1"))
     return place
 
 
@@ -199,63 +189,23 @@ def test_trials_without_labels_to_score_by_have_predictions(place, capsys):
     assert (place / "unscored" / "trial_1" / "predictions" / "test.jsonl").exists()
 
 
-def questions() -> dict:
-    """Half of them without an answer."""
-    entries = [
-        {
-            "id": str(i),
-            "question": "What is the name?",
-            "is_impossible": i % 2 > 0,
-            "answers": [{"text": "alpha", "answer_start": 12}] * (i % 2 == 0),
-        }
-        for i in range(16)
-    ]
-    paragraphs = [{"context": "The name is alpha.", "qas": entries}]
-    return {"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}
+OTHERS = [name for name in CASES if name not in ("classification", "squad 1")]  # tested elsewhere
 
 
-@pytest.mark.parametrize(
-    ("kind", "rows", "options", "scores"),
-    [
-        ("table", [{"text": f"item {i}", "label": i} for i in range(16)], "regression", "spearman"),
-        (
-            "table",
-            [{"text": f"item {i}", "label": ["a", "b"][: i % 3]} for i in range(16)],
-            "multilabel",
-            "micro_f1",
-        ),
-        ("tagging", [["Paul B-PER", "in O", "Rome B-LOC"]] * 16, None, "f1"),
-        ("tagging", [["Paul N", "in P", "Rome N"]] * 16, None, "accuracy"),
-        ("squad", questions(), None, "f1"),
-    ],
-)
-def test_every_kind_of_task_is_trained_scored_and_predicted(
-    kind, rows, options, scores, place, tmp_path, capsys
-):
-    """No network learns much in a step; that it is said where it has learnt nothing."""
-    files = {"table": "data.jsonl", "tagging": "data.txt", "squad": "data.json"}
-    path = tmp_path / files[kind]
-    match kind:
-        case "table":
-            path.write_text("\n".join(map(json.dumps, rows)))
-        case "tagging":
-            path.write_text("\n\n".join("\n".join(sentence) for sentence in rows))
-        case "squad":
-            path.write_text(json.dumps(rows))
-    config = table_config(place, num_train_epochs=1.0, **{"data.kind": kind, "data.test": ""})
-    config.data.update(train=str(path), dev=str(path), max_length=32)
-    config.data.unanswerable = kind == "squad"
-    config.data.target = options or "classification"
-    if kind == "squad":
-        config.data.max_length, config.data.doc_stride = 30, 8
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_kind_of_task_is_trained_scored_and_predicted(name, place, tmp_path, capsys):
+    """No network learns much in a step; that it is said where it has learned nothing."""
+    case = CASES[name]
+    task = case.make(tmp_path)
+    config = table_config(place, num_train_epochs=1.0)
+    config.data.update(get_config().data.to_dict() | vars(task.settings), max_length=32)
+    config.data.update(kind=case.key, name=case.name)
     finetune(config, tmp_path / "run")
     results = json.loads((tmp_path / "run" / "results.json").read_text())
-    task = make_task(config, lambda line: None)
-    floor, found = task.floor(task.read("dev")), results["scores"]["dev"][scores]
-    assert task.main_metric == scores and np.isfinite(found)
-    assert results.get("failed", []) == ["dev"] * (found <= floor)
-    assert ("is no better than that of always" in capsys.readouterr().out) == (found <= floor)
-    assert any((tmp_path / "run" / "predictions").iterdir())
+    score, floor = results["scores"]["dev"][task.main_metric], task.floor(task.read("dev"))
+    assert results.get("failed", []) == ["dev"] * (score <= floor)
+    assert ("is no better than that of always" in capsys.readouterr().out) == (score <= floor)
+    assert {*case.written} < {x.name for x in (tmp_path / "run" / "predictions").iterdir()}
 
 
 def test_best_checkpoint_predicts_and_patience_ends_the_training(place):

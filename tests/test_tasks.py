@@ -14,7 +14,6 @@ from tiny_tasks import CASES, TOKENIZER, document, oracle, saved, squad
 
 from electra_jax.errors import UserError
 from electra_jax.finetune.config import get_config, make_task
-from electra_jax.finetune.tasks import TASKS
 from electra_jax.finetune.tasks.base import Task
 from electra_jax.settings import settings_of
 
@@ -123,8 +122,7 @@ def test_what_a_run_keeps_is_enough_to_predict(case, tmp_path):
     """The training data are gone, and nothing is read."""
     task = case.make(tmp_path)
     config = get_config()
-    config.data.kind = next(name for name, kind in TASKS.items() if kind is case.kind)
-    config.data.name = case.name
+    config.data.update(kind=case.key, name=case.name)
     own = {name: getattr(task.settings, name) for name in settings_of(case.kind.Settings)}
     gone = {name: f"{x}.gone" for name, x in own.items() if name in ("train", "dev", "source")}
     config.data.update(own | gone | task.resolved())

@@ -14,6 +14,7 @@ import numpy as np
 
 from electra_jax.data.tokenizers.base import SPECIAL_TOKENS
 from electra_jax.data.tokenizers.wordpiece import WordPiece
+from electra_jax.finetune.tasks import TASKS
 from electra_jax.finetune.tasks.base import Task
 from electra_jax.finetune.tasks.glue import GlueTask
 from electra_jax.finetune.tasks.sentences import Example as Text
@@ -119,6 +120,11 @@ class Case:
     object: dict[str, Any]
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     name: str = "task"
+
+    @property
+    def key(self) -> str:
+        """The task in `config.data.kind`."""
+        return next(key for key, kind in TASKS.items() if kind is self.kind)
 
     def make(self, directory: Path, log: Callable[[str], None] = print, **changes: Any) -> Task:
         """The task, its files below `directory`; `changes` are settings, or contents by split."""

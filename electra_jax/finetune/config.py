@@ -143,8 +143,16 @@ def sizes() -> dict[str, Setting]:
 
 
 def task_settings() -> dict[str, Setting]:
-    """The settings that not all tasks have, by their names in `config.data`."""
-    return settings_of(*(task.Settings for task in TASKS.values()))
+    """The settings that not all tasks have, by their names in `config.data`.
+
+    Their meanings begin with the tasks that have them.
+    """
+    by_kind = {kind: settings_of(task.Settings) for kind, task in TASKS.items()}
+    settings = settings_of(*(task.Settings for task in TASKS.values()))
+    for name, one in settings.items():
+        kinds = ", ".join(kind for kind, own in by_kind.items() if name in own)
+        settings[name] = dataclasses.replace(one, meaning=f"{kinds}: {one.meaning}")
+    return settings
 
 
 def get_config() -> ConfigDict:

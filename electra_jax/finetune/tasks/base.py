@@ -199,7 +199,7 @@ class Labels:
     """Names of what is predicted."""
 
     labels: tuple = setting(
-        (), "default: those of the training data", Check(are_names, "text, each once")
+        (), "names; default: those of the training data", Check(are_names, "text, each once")
     )
 
 

@@ -53,7 +53,7 @@ class TableTask(FileTask, SentenceTask):
         label: str = setting("label", "the column of the label")
         value_range: tuple = setting(
             (),
-            "regression: labels that the network sees as 0 and 1; default: smallest and largest",
+            "numbers that a regression sees as 0 and 1; default: smallest and largest",
             Check(is_range, "two numbers, the smaller one first"),
         )
 
