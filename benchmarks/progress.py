@@ -7,24 +7,24 @@ are milliseconds a step, and those that go into the display and the collection o
 """
 
 import io
+import os
 import statistics
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
-from electra_jax.monitoring.console import Console
-from electra_jax.monitoring.progress import Progress, compilations
 
 from configs.tiny import get_config
-from electra_jax.checks import model_config
-from electra_jax.monitoring.writer import MetricWriter
-from electra_jax.objectives.electra import ReplacedTokenDetection
-from electra_jax.objectives.masking import MaskingConfig
+from electra_jax.checks import objective_for
+from electra_jax.monitoring.display import Display
 from electra_jax.sharding.mesh import make_mesh
+from electra_jax.training.checkpoint import Restored
 from electra_jax.training.optimizer import OptimizerConfig
 from electra_jax.training.program import make_program
+from electra_jax.training.recorder import Recorder
 
 BLOCK, BLOCKS = 20, 30  # steps; blocks with the display, and as many without
 
@@ -39,32 +39,34 @@ class Terminal(io.StringIO):
 
 def main() -> None:
     """Measure and print."""
+    os.environ["TERM"] = "xterm"
     config = get_config()
-    vocab, length = config.data.vocab_size, config.data.sequence_length
-    masking = MaskingConfig(**config.masking, vocab_size=vocab, mask_id=4, unmaskable_ids=(2, 3, 4))
-    objective = ReplacedTokenDetection(model_config(config, vocab), masking)
+    objective = objective_for(config)
     optimizer = OptimizerConfig(num_steps=config.num_train_steps, **config.optimizer)
     program = make_program(make_mesh(config.parallel), objective, optimizer, 0)
-    ids = np.random.default_rng(0).integers(5, vocab, (config.batch_size, length), np.int32)
+    shape = config.batch_size, config.data.sequence_length
+    ids = np.random.default_rng(0).integers(5, config.data.vocab_size, shape, np.int32)
     ones = np.ones_like(ids)
-    places = np.arange(length, dtype=np.int32)
+    places = np.arange(shape[1], dtype=np.int32)
     batch = {"input_ids": ids, "piece_ids": ones, "position_ids": ones * places}
     batch |= {"token_type_ids": 0 * ones, "row": np.arange(len(ids), dtype=np.int32)}
     batch = program.place(batch)
     state = program.init()
+    job = SimpleNamespace(
+        objective=objective,
+        num_steps=BLOCK * BLOCKS,
+        learned_from=0,
+        peak_tokens_per_second=None,
+        evaluator=SimpleNamespace(metrics=objective.metrics),
+    )
 
     with (
         tempfile.TemporaryDirectory() as workdir,
-        MetricWriter(Path(workdir), 0) as writer,
-        compilations() as compiled,
+        Display(Terminal()) as display,
+        Recorder(config, Path(workdir), job, display, Restored(0, state, {})) as recorder,
     ):
-        console = Console(Terminal())
-        console.is_live = True
-        progress = Progress(
-            BLOCK * BLOCKS, objective.loss_terms, None, compiled, writer.write, console, 400
-        )
         state, sums = program.train_step(state, batch)
-        progress.add(0, sums, ids.shape)
+        recorder.add(0, sums, ids.shape)
         seconds: dict[bool, list[float]] = {True: [], False: []}
         inside = 0.0
         for block in range(2 * BLOCKS):
@@ -72,15 +74,13 @@ def main() -> None:
             started = time.perf_counter()
             for step in range(BLOCK):
                 state, sums = program.train_step(state, batch)
+                jax.block_until_ready(sums)  # so that what follows waits for nothing
                 if has_display:
-                    jax.block_until_ready(sums)  # so that what follows waits for nothing
                     before = time.perf_counter()
-                    progress.add(block // 2 * BLOCK + step, sums, ids.shape)
+                    recorder.add(block // 2 * BLOCK + step, sums, ids.shape)
                     if step == BLOCK - 1:
-                        progress.close_window()
+                        recorder.close_window()
                     inside += time.perf_counter() - before
-                else:
-                    jax.block_until_ready(sums)
             seconds[has_display].append((time.perf_counter() - started) / BLOCK)
         milliseconds = {key: 1000 * statistics.median(found) for key, found in seconds.items()}
     share = inside / (BLOCK * BLOCKS) / statistics.median(seconds[True])

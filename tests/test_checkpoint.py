@@ -167,10 +167,7 @@ def test_another_token_store_is_refused_whatever_the_shapes(tmp_path):
         larger = make_program(
             mesh("1 device"), tiny.objective(vocab_size=999), tiny.optimizer(), seed=0
         )
-        message = (
-            r"/1 was trained on the token store a{12}, but config\.data gives the store b{12};"
-        )
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match=r"/1 was trained .* a{12}, but config.data .* b{12}"):
             checkpoints.restore_newest(larger.abstract_state, print)
 
 
@@ -229,19 +226,15 @@ def test_nothing_is_renamed_where_none_can_be_read(two, tmp_path):
         shutil.rmtree(tmp_path / step / "state")
     with (
         Checkpoints(tmp_path, "hash", keep=2) as checkpoints,
-        pytest.raises(UserError, match=rf"^{tmp_path}: no checkpoint .* steps 2, 1; .* --workdir$"),
+        pytest.raises(UserError, match=rf"^{tmp_path}: .* steps 2, 1;"),
     ):
         checkpoints.restore_newest(abstract_state("1 device"), print)
     assert steps(tmp_path) == [1, 2]
 
 
-def test_no_checkpoint_is_nothing_to_restore(tmp_path):
-    with Checkpoints(tmp_path, "hash", keep=2) as checkpoints:
-        assert checkpoints.restore_newest(abstract_state("1 device"), print) is None
-
-
 def test_newest_step_is_known_while_it_is_being_written(tmp_path):
     with Checkpoints(tmp_path, "hash", keep=2) as checkpoints:
+        assert checkpoints.restore_newest(abstract_state("1 device"), print) is None
         checkpoints.save(3, make_state(abstract_state("1 device")), {}, {})
         assert checkpoints.latest_step() == 3
 
@@ -272,7 +265,7 @@ def test_parameters_come_alone_from_any_mesh(origin, tmp_path):
         assert all(type(x) is np.ndarray for x in jax.tree.leaves(params))
 
 
-def test_parameters_are_read_without_the_optimiser(two, tmp_path):
+def test_parameters_are_read_without_the_optimizer(two, tmp_path):
     """Moments are most of the bytes of a state. What is opened is listed where Orbax reads it."""
     opened = []
     read = ocp.type_handlers.NumpyHandler.deserialize

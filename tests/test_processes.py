@@ -11,19 +11,16 @@ import sys
 import time
 from pathlib import Path
 
-import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 import tiny_run
 from tiny import flat
 
 from electra_jax.errors import UserError
-from electra_jax.monitoring.writer import read_metrics
 from electra_jax.run import processes
+from electra_jax.training.checkpoint import restore_params
 
 ROOT = Path(__file__).parents[1]
-SPEED = {"tokens_per_second", "mfu", "input_wait"}
 STEPS = 6
 
 
@@ -69,19 +66,8 @@ def one(place) -> Path:
 
 
 def parameters(workdir: Path) -> dict[str, np.ndarray]:
-    """The last state, read without its devices."""
-    path = workdir / "checkpoints" / str(STEPS) / "state"
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        tree = checkpointer.metadata(path).item_metadata.tree
-        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-        return flat(checkpointer.restore(path, ocp.args.PyTreeRestore(restore_args=as_numpy)))
-
-
-def measured(workdir: Path) -> list[dict]:
-    return [
-        {name: value for name, value in row.items() if name not in SPEED}
-        for row in read_metrics(workdir)
-    ]
+    """Those of the last step, read without their devices."""
+    return flat(restore_params(workdir / "checkpoints", STEPS)[1])
 
 
 @pytest.mark.parametrize(
@@ -94,31 +80,25 @@ def test_processes_compute_what_one_does(place, one, count, flags):
     output, _ = run.communicate(timeout=300)
     assert run.returncode == 0, output
     assert output.count("starting at step 0") == 1  # one of them speaks
-    for row, expected in zip(measured(place / workdir), measured(one), strict=True):
+    for row, expected in zip(tiny_run.lines(place / workdir), tiny_run.lines(one), strict=True):
         assert row == pytest.approx(expected, rel=1e-6, abs=1e-6)
     for name, array in parameters(place / workdir).items():
         np.testing.assert_allclose(array, parameters(one)[name], rtol=1e-5, atol=1e-6)
-    files = lambda path: {  # noqa: E731
-        str(file.relative_to(path))
-        for file in path.rglob("*")
-        if not {"checkpoints", "tensorboard"} & {*file.parts}
-    }
-    assert files(place / workdir) == files(one)
+    assert [{*(path.name for path in run.iterdir())} for run in (place / workdir, one)] == [
+        {*tiny_run.FILES}
+    ] * 2
     facts = json.loads((place / workdir / "facts.json").read_text())
     assert facts["devices"]["processes"] == str(count)
 
 
-def lines_until(run: subprocess.Popen, text: str) -> None:
+def wait_for(run: subprocess.Popen, text: str) -> None:
     """Reads what a run prints until `text` is in it."""
-    for line in run.stdout:
-        if text in line:
-            return
-    raise AssertionError(f"ended with {run.wait()} before it said {text!r}")
+    assert any(text in line for line in run.stdout), f"ended with {run.wait()} before {text!r}"
 
 
 def test_stopped_processes_save_the_same_step_and_others_go_on(place, one):
     run = start(place, 2, 4, "moved", "--config.log_every_steps=1")
-    lines_until(run, "step 2/")
+    wait_for(run, "step 2/")
     run.send_signal(signal.SIGTERM)
     output, _ = run.communicate(timeout=60)
     assert run.returncode == 42, output
@@ -134,7 +114,7 @@ def test_stopped_processes_save_the_same_step_and_others_go_on(place, one):
     output, _ = moved.communicate(timeout=300)
     assert moved.returncode == 0, output
     assert f"resuming at step {step}" in output
-    for row, expected in zip(measured(place / "moved"), measured(one), strict=True):
+    for row, expected in zip(tiny_run.lines(place / "moved"), tiny_run.lines(one), strict=True):
         assert row == pytest.approx(expected, rel=1e-5, abs=1e-5)
     for name, array in parameters(place / "moved").items():
         np.testing.assert_allclose(array, parameters(one)[name], rtol=1e-4, atol=1e-5)
@@ -150,13 +130,13 @@ def test_processes_pass_over_a_damaged_checkpoint_together(place, one):
     assert run.returncode == 0, output
     assert output.count(f"{STEPS} is now {STEPS}.damaged.1, and of no further use\n") == 1
     assert output.count("resuming at step 3\n") == 1
-    for row, expected in zip(measured(place / "damaged"), measured(one), strict=True):
+    for row, expected in zip(tiny_run.lines(place / "damaged"), tiny_run.lines(one), strict=True):
         assert row == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 def test_no_process_waits_for_a_dead_one(place):
     run = start(place, 2, 1, "dead", "--config.num_train_steps=100000")
-    lines_until(run, "compiled in")
+    wait_for(run, "compiled in")
     children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
     os.kill(int(children[-1]), signal.SIGKILL)
     killed = time.monotonic()

@@ -27,6 +27,7 @@ OTHERS = {"reconstruction_loss": 1.5, "reconstruction_accuracy": 0.7, "copy_rate
 OTHERS |= {"reward": 0.4, "baseline_loss": 0.6, "policy_loss": 0.1}
 SPEED = {"learning_rate": 1e-4, "grad_norm": 1.0, "tokens_per_second": 1234.0, "mfu": 0.4}
 SPEED |= {"input_wait": 0.1, "skipped_updates": 0.0}
+SPEED_TILES = {"tokens per second", "steps"}
 LISTED = {
     name: metric
     for kind in (*OBJECTIVES.values(), *ADVERSARIAL.values())
@@ -56,7 +57,7 @@ class Page(HTMLParser):
         self.open: list[str] = []
         self.feed(path.read_text(encoding="utf-8"))
         assert self.open == []
-        self.captions = self.texts.get("figcaption", [])
+        self.captions, self.header = self.texts.get("figcaption", []), self.texts["header"][0]
         self.table = {head: cells for head, *cells in self.rows}
 
     def handle_startendtag(self, tag, attributes):
@@ -87,8 +88,9 @@ class Page(HTMLParser):
             self.rows[-1][-1] += data
 
 
-def tiles(text: str) -> dict[str, str]:
-    return {label: number for number, label in re.findall(r"<b>(.*?)</b><span>(.*?)</span>", text)}
+def tiles(path: Path) -> dict[str, str]:
+    pairs = re.findall(r"<b>(.*?)</b><span>(.*?)</span>", path.read_text())
+    return {label: number for number, label in pairs}
 
 
 def rows(metrics: dict, splits=("train/", "eval/")) -> list[dict]:
@@ -147,7 +149,7 @@ def test_a_full_run_shows_every_figure_and_the_last_evaluation(full_run):
         "Tokens per second",
         "Model FLOPs utilization",
     ]
-    assert tiles(text) == {
+    assert tiles(full_run / "report.html") == {
         "MLM loss": "2.250",
         "MLM accuracy": "50.0%",
         "RTD AUC": "0.950",
@@ -174,7 +176,7 @@ def test_a_metric_from_elsewhere_is_shown_as_it_describes_itself(tmp_path):
     workdir = run_of(tmp_path, rows({"surprise": 1.25}), config={"objective": "toy"})
     path = page.write_report(workdir, lambda config: {"surprise": surprise})
     assert "How surprising (bits)" in Page(path).captions
-    assert tiles(path.read_text())["surprise"] == "1.25"
+    assert tiles(path)["surprise"] == "1.25"
 
 
 def test_config_and_facts_are_escaped_and_dotted(tmp_path):
@@ -193,23 +195,16 @@ def test_the_name_of_the_run_is_escaped(tmp_path):
     assert "img" not in report(tmp_path / "<img src=x>", rows(MLM)).tags
 
 
-def test_the_page_loads_nothing(full_run):
+def test_the_page_loads_nothing_and_figures_share_no_element_ids(full_run):
     found, text = Page(full_run / "report.html"), (full_run / "report.html").read_text()
     assert "default-src 'none'" in text
-    assert found.links
-    assert all(link.startswith("#") for link in found.links)
-    assert not {"script", "link", "img", "iframe"} & found.tags
-    assert "@import" not in text
-    assert all(target.startswith("#") for target in re.findall(r"url\((.*?)\)", text))
-    addresses = set(re.findall(r"https?://[^\"]*", text))
+    assert not {"script", "link", "img", "iframe"} & found.tags and "@import" not in text
+    references = found.links + re.findall(r"url\((.*?)\)", text)
+    assert references and all(target.startswith("#") for target in references)
+    assert {target[1:] for target in references} <= {*found.ids}
+    assert len({*found.ids}) == len(found.ids)
+    addresses = {*re.findall(r"https?://[^\"]*", text)}
     assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
-
-
-def test_figures_do_not_share_element_ids(full_run):
-    found, text = Page(full_run / "report.html"), (full_run / "report.html").read_text()
-    assert len(set(found.ids)) == len(found.ids)
-    references = {link[1:] for link in found.links} | set(re.findall(r"url\(#(.*?)\)", text))
-    assert references <= set(found.ids)
 
 
 def test_the_same_run_gives_the_same_page(full_run):
@@ -217,33 +212,22 @@ def test_the_same_run_gives_the_same_page(full_run):
     assert page.write_report(full_run, listed).read_text() == before
 
 
-def test_a_run_without_discriminator_shows_no_detection(tmp_path):
-    found = report(tmp_path, rows(MLM))
-    assert tiles((tmp_path / "report.html").read_text()).keys() == {
-        *("MLM loss", "MLM accuracy", "tokens per second", "steps")
-    }
-    assert not any("token" in caption and "second" not in caption for caption in found.captions)
-
-
-def test_a_run_without_evaluation_says_so(tmp_path):
-    found = report(tmp_path, rows(MLM | RTD | OTHERS, splits=("train/",)))
-    assert "No evaluation" in found.texts["header"][0]
-    assert tiles((tmp_path / "report.html").read_text()).keys() == {"tokens per second", "steps"}
-    assert len(found.captions) == 11  # all but that of the AUC
-
-
-def test_an_evaluation_alone_is_shown(tmp_path):
-    report(tmp_path, rows(MLM, splits=("eval/",)))
-    found = tiles((tmp_path / "report.html").read_text())
-    assert found.keys() == {"MLM loss", "MLM accuracy", "steps"}
-
-
-@pytest.mark.parametrize("metrics", [None, []])
-def test_a_run_without_metrics_says_so(tmp_path, metrics):
-    found = report(tmp_path, metrics)
-    assert "No metrics" in found.texts["header"][0]
-    assert found.captions == []
+@pytest.mark.parametrize(
+    "metrics, splits, expected, captions",
+    [
+        (MLM, ("train/", "eval/"), {"MLM loss", "MLM accuracy", *SPEED_TILES}, 6),
+        (MLM | RTD | OTHERS, ("train/",), SPEED_TILES, 11),  # all but that of the AUC
+        (MLM, ("eval/",), {"MLM loss", "MLM accuracy", "steps"}, 2),
+        ({}, (), set(), 0),
+    ],
+)
+def test_a_run_shows_what_it_has(metrics, splits, expected, captions, tmp_path):
+    found = report(tmp_path, rows(metrics, splits))
+    assert tiles(tmp_path / "report.html").keys() == expected
+    assert len(found.captions) == captions
     assert found.table["seed"] == ["1"]
+    assert ("No metrics" in found.header) == (not splits)
+    assert ("No evaluation" in found.header) == (splits == ("train/",))
 
 
 def test_a_directory_without_config_is_refused(tmp_path):
@@ -258,7 +242,7 @@ def test_a_malformed_configuration_is_refused_by_name(tmp_path):
 
 @pytest.mark.parametrize("content", ["[1]", "{", '{"step": 3}', "\xff"])
 def test_malformed_facts_are_left_out_with_a_note(tmp_path, content):
-    note = report(tmp_path, facts=content).texts["header"][0]
+    note = report(tmp_path, facts=content).header
     assert ("no readable facts.json" in note) == (content != '{"step": 3}')
 
 
@@ -267,8 +251,8 @@ def test_lines_without_finite_numbers_are_left_out_and_counted(tmp_path):
     lines += [f'{{"step": 3, "eval/loss": 1{400 * "0"}}}', '{"step": 4, "eval/loss": -Infinity}']
     lines += ["\xff\x00", '{"step": 300, "eval/mlm_loss": 2.25}', '{"step": 1, "a": "b"}', '{"st']
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines), encoding="latin-1")
-    assert "cannot be read, 6 in number" in report(tmp_path).texts["header"][0]
-    assert tiles((tmp_path / "report.html").read_text()) == {"MLM loss": "2.250", "steps": "300"}
+    assert "cannot be read, 6 in number" in report(tmp_path).header
+    assert tiles(tmp_path / "report.html") == {"MLM loss": "2.250", "steps": "300"}
 
 
 def samples(**changes) -> dict:
@@ -308,7 +292,7 @@ def test_the_gallery_ends_somewhere(tmp_path):
 )
 def test_damaged_samples_are_left_out_with_a_note(tmp_path, content):
     found = report(tmp_path, rows(MLM), samples=content)
-    assert "samples.json cannot be read" in found.texts["header"][0]
+    assert "samples.json cannot be read" in found.header
     assert "h2" not in found.tags
 
 
@@ -342,7 +326,7 @@ def test_runs_are_compared_by_steps_tokens_and_flops(tmp_path, capfd, monkeypatc
     assert ">FLOPs</text>" in by_flops and re.search(r">1\.\d+T</text>", by_flops)
     assert [by.count("Not drawn") for by in (by_step, by_tokens, by_flops)] == [0, 1, 1]
     assert len(set(found.ids)) == len(found.ids)
-    assert "no facts: There is no readable facts.json" in found.texts["header"][0]
+    assert "no facts: There is no readable facts.json" in found.header
     assert found.table["seed"] == ["1", "2", "2"] and "same" not in found.table
     assert found.table["$a_<b>"] == ["2.000", "200"]
     assert not {"script", "img"} & found.tags and "b" in found.tags
@@ -359,7 +343,7 @@ def test_the_command_knows_the_metrics_of_fine_tuning(tmp_path, monkeypatch):
     captions = Page(tmp_path / "report.html").captions
     assert len(captions) == 2 and "Scores" in captions and any("Loss" in x for x in captions)
     found = {"accuracy": "0.75", "accuracy, dev_mismatched": "0.5", "F1": "0.25", "steps": "20"}
-    assert tiles(text) == found
+    assert tiles(tmp_path / "report.html") == found
     assert "MLM" not in text
 
 

@@ -1,4 +1,5 @@
 import contextlib
+import html
 import json
 import math
 import re
@@ -19,6 +20,7 @@ from electra_jax.errors import UserError
 from electra_jax.monitoring.histograms import Histogram, histograms
 from electra_jax.monitoring.tracking import tracked
 from electra_jax.monitoring.writer import MetricWriter, read_metrics
+from electra_jax.reporting.gallery import as_markdown
 from electra_jax.sharding.mesh import make_mesh
 from electra_jax.training.program import make_program
 
@@ -52,11 +54,8 @@ def test_lines_hold_the_step_and_the_values_in_order(tmp_path):
     ]
 
 
-def test_no_file_reads_as_no_metrics(tmp_path):
+def test_no_file_and_an_empty_one_read_as_no_metrics(tmp_path):
     assert read_metrics(tmp_path) == []
-
-
-def test_empty_file_reads_as_no_metrics(tmp_path):
     (tmp_path / "metrics.jsonl").touch()
     assert read_metrics(tmp_path) == []
 
@@ -75,24 +74,20 @@ def test_resume_drops_later_lines_and_a_cut_last_line(tmp_path, cut):
     assert [row["step"] for row in read_metrics(tmp_path)] == [100, 200, 300, 400]
 
 
-def test_resume_from_the_last_step_leaves_the_file_alone(tmp_path):
+def test_resume_from_the_last_step_leaves_the_file_alone_and_a_fresh_start_none_of_it(tmp_path):
     log(tmp_path, [100, 200])
     path = tmp_path / "metrics.jsonl"
     before = path.read_bytes(), path.stat().st_ino
     log(tmp_path, [], start_step=200)
     assert (path.read_bytes(), path.stat().st_ino) == before
+    log(tmp_path, [100])
+    assert [row["step"] for row in read_metrics(tmp_path)] == [100]
 
 
 def test_resume_completes_a_last_line_that_lacks_only_its_newline(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 100}')
     log(tmp_path, [200], start_step=100)
     assert [row["step"] for row in read_metrics(tmp_path)] == [100, 200]
-
-
-def test_a_fresh_start_drops_what_an_earlier_attempt_logged(tmp_path):
-    log(tmp_path, [100, 200])
-    log(tmp_path, [100])
-    assert [row["step"] for row in read_metrics(tmp_path)] == [100]
 
 
 @pytest.mark.parametrize("damage", ["not json", "[1]", '{"train/loss": 1.0}', '{"step": "1"}'])
@@ -155,13 +150,18 @@ def test_tensorboard_hides_what_a_resumed_run_logs_again(tmp_path):
     assert steps == [100, 200, 300, 300]
 
 
-def test_texts_are_events_of_the_text_plugin(tmp_path):
+def test_texts_are_events_of_the_text_plugin_in_tables(tmp_path):
+    token = {"token": "##a|b", "starts_word": False, "probability": 0.931}
+    asked = {"token": "c", "starts_word": True, "probability": 0.0, "original": "d\x1b"}
     with MetricWriter(tmp_path, 0) as writer:
-        writer.write_text(7, "held-out texts", "| a |")
+        writer.write_text(7, "held-out texts", as_markdown([[token, asked], []]))
     (value,) = [value for event in read_events(tmp_path) for value in event.summary.value]
-    assert value.tag == "held-out texts"
+    assert value.tag.startswith("held-out texts")
     assert value.metadata.plugin_data.plugin_name == "text"
-    assert value.tensor.string_val == [b"| a |"]
+    (table,) = value.tensor.string_val
+    *_, first, second = html.unescape(table.decode()).splitlines()
+    assert first == "| ##a|b | ##a|b | 93% |"
+    assert second == "| d\\u001b | **c** | 0% |"
 
 
 def test_weights_and_biases_get_the_metrics_and_one_run_through_interruptions(
@@ -206,8 +206,8 @@ def test_histograms_are_numpys_of_each_layer_wherever_the_parameters_are(axes, t
     params = make_program(mesh, tiny.objective(), tiny.optimizer(), 0).init().params
     with MetricWriter(tmp_path, start_step=0) as writer:
         writer.write_histograms(7, histograms(params))
-    (event,) = [event for event in read_events(tmp_path) if event.step == 7]
-    found = {value.tag: value.histo for value in event.summary.value}
+    events = [event for event in read_events(tmp_path) if event.step == 7]
+    found = {value.tag: value.histo for event in events for value in event.summary.value}
     arrays = tiny.flat(params)
     assert "discriminator/encoder/layers/1/up/kernel" in found and "embeddings/word" in found
     assert sum(histo.num for histo in found.values()) == sum(x.size for x in arrays.values())

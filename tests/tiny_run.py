@@ -44,12 +44,23 @@ def get_config():
     return config
 """
 
+FILES = ("checkpoints", "config.json", "facts.json", "metrics.jsonl", "report.html", "run.lock")
+FILES += ("samples.json", "tensorboard", "tokenizer")
+
 
 def make(directory: Path) -> None:
     """Write `corpus.txt` and `recipe.py`; runs are started in `directory`."""
     text = "\n\n".join("\n".join(document) for document in stdlib_documents())
     (directory / "corpus.txt").write_text(text)
     (directory / "recipe.py").write_text(RECIPE)
+
+
+def make_and_run(directory: Path) -> Path:
+    """`make`, and a run of 20 steps without interruption in `straight`; returns `directory`."""
+    make(directory)
+    result = run(directory, "straight")
+    assert result.returncode == 0, result.stderr
+    return directory
 
 
 def snapshot(directory: Path) -> dict[str, str]:
@@ -90,6 +101,16 @@ def run(place: Path, workdir: str, *flags: str, **options) -> subprocess.Complet
     process = start(place, workdir, *flags, **options)
     out, err = process.communicate()
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def run_here(monkeypatch, place: Path, workdir: Path | str, *flags: str) -> int:
+    """The same command within this process, on eight devices; returns its exit code."""
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", ["main", "--config=recipe.py", f"--workdir={workdir}", *flags])
+    try:
+        cli.run(main.main)
+    except SystemExit as exit:
+        return exit.code
 
 
 def arrays(workdir: Path, step: int) -> dict[str, np.ndarray]:

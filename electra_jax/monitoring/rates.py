@@ -30,11 +30,14 @@ class Rates:
 
     Args:
       peak: tokens per second at an MFU of 1, or None where that is not known.
-      compilations: seconds of each compilation so far; grows, see `compilations`.
+
+    Attributes:
+      compilations: seconds of each compilation so far, see `compilations`.
     """
 
-    def __init__(self, peak: float | None, compilations: list[float]):
-        self.peak, self.compilations = peak, compilations
+    def __init__(self, peak: float | None):
+        self.peak = peak
+        self.compilations: list[float] = []
         self.newest: Sums | None = None  # of the step dispatched last
         self.shapes: set[tuple[int, ...]] = set()  # of batches that steps are compiled for
         self.seconds_per_step: float | None = None  # in the newest window that has a rate

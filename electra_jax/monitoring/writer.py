@@ -38,10 +38,10 @@ class MetricWriter:
 
     def __init__(self, workdir: Path, start_step: int, track: Track = lambda step, values: None):
         self._track = track
-        self._path = workdir / "metrics.jsonl"
+        self.workdir, self.path = workdir, workdir / "metrics.jsonl"
         (workdir / "tensorboard").mkdir(parents=True, exist_ok=True)
-        _drop_lines_after(self._path, start_step)
-        self._jsonl = self._path.open("ab")
+        _drop_lines_after(self.path, start_step)
+        self._jsonl = self.path.open("ab")
         # Event files are named after the second they are opened in; without the step, a run that
         # fails at once and resumes would overwrite its own events. They are written here and not
         # by a thread, as usual, which a full disk would end, and the run would wait for it forever.
@@ -68,7 +68,7 @@ class MetricWriter:
             self._add_event(step=step, summary=Summary(value=scalars))
             self._track(step, values)
         except OSError as error:
-            error.filename = error.filename or str(self._path)
+            error.filename = error.filename or str(self.path)
             raise
 
     def write_text(self, step: int, name: str, markdown: str) -> None:
@@ -78,9 +78,9 @@ class MetricWriter:
     def write_histograms(self, step: int, found: Mapping[str, Histogram]) -> None:
         """Shows by name in TensorBoard how values are spread; OSError as `write`."""
         for name, x in found.items():
-            moments = x.counts.sum(), x.sum, x.sum_squares
-            ends = x.edges[0], x.edges[-1]
-            made = summary.histogram_raw(name, *ends, *moments, x.edges[1:], x.counts)
+            numbers = x.edges[0], x.edges[-1], x.counts.sum(), x.sum, x.sum_squares
+            buckets = x.edges[1:].tolist(), x.counts.tolist()
+            made = summary.histogram_raw(name, *map(float, numbers), *buckets)
             self._add_event(step=step, summary=made)
 
     def _add_event(self, **content) -> None:
@@ -106,15 +106,14 @@ def read_metrics(workdir: Path) -> list[dict]:
     Raises:
       UserError: Any other line is not a JSON object with a `step`.
     """
-    return [row for _, row in _read_lines(workdir / "metrics.jsonl")]
+    return [row for _, row in _whole_lines(workdir / "metrics.jsonl")]
 
 
 def read_whole_rows(workdir: Path) -> tuple[list[dict], int]:
     """As `read_metrics`, but leaves out what is no row, and says how many lines that were."""
-    path = workdir / "metrics.jsonl"
-    lines = path.read_bytes().removesuffix(b"\n").split(b"\n") if path.is_file() else []
-    rows = [row for row in map(_parse_row, filter(None, lines)) if row and _has_numbers(row)]
-    return rows, len([*filter(None, lines)]) - len(rows)
+    lines = _lines(workdir / "metrics.jsonl")
+    rows = [row for _, row in lines if row and _has_numbers(row)]
+    return rows, len(lines) - len(rows)
 
 
 def _has_numbers(row: dict) -> bool:
@@ -123,17 +122,21 @@ def _has_numbers(row: dict) -> bool:
     return all(type(x) in (int, float) and -largest <= x <= largest for x in row.values())
 
 
-def _read_lines(path: Path) -> list[tuple[bytes, dict]]:
-    """Each whole line, without its newline, and the row it holds."""
-    if not path.exists():
-        return []
-    lines = path.read_bytes().rstrip(b"\n").split(b"\n")
-    rows = [_parse_row(line) for line in lines]
-    if rows[-1] is None:
-        lines, rows = lines[:-1], rows[:-1]
-    if None in rows:
-        raise UserError(f"{path}, line {rows.index(None) + 1}: not a JSON object with a step")
-    return list(zip(lines, rows, strict=True))
+def _lines(path: Path) -> list[tuple[bytes, dict | None]]:
+    """Each line, without its newline, and the row that it holds, or None."""
+    content = path.read_bytes().rstrip(b"\n") if path.exists() else b""
+    return [(line, _parse_row(line)) for line in content.split(b"\n")] if content else []
+
+
+def _whole_lines(path: Path) -> list[tuple[bytes, dict]]:
+    """As `_lines`, without a last line that is cut; UserError where another one is no row."""
+    lines = _lines(path)
+    if lines and lines[-1][1] is None:
+        lines.pop()
+    for number, (_, row) in enumerate(lines, 1):
+        if row is None:
+            raise UserError(f"{path}, line {number}: not a JSON object with a step")
+    return lines
 
 
 def _parse_row(line: bytes) -> dict | None:
@@ -145,6 +148,6 @@ def _parse_row(line: bytes) -> dict | None:
 
 
 def _drop_lines_after(path: Path, step: int) -> None:
-    kept = b"".join(line + b"\n" for line, row in _read_lines(path) if row["step"] <= step)
+    kept = b"".join(line + b"\n" for line, row in _whole_lines(path) if row["step"] <= step)
     if path.exists() and path.read_bytes() != kept:
         write_bytes(path, kept)

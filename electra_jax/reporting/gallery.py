@@ -87,9 +87,13 @@ def as_terminal(text: Sequence[Token]) -> str:
     return "".join(parts).strip()
 
 
-def as_html(texts: Sequence[Sequence[Token]]) -> Markup:
-    """A paragraph for each text; a tip on hover or tap says what each token is."""
-    return render("gallery.html", texts=texts, word=word)
+def as_html(texts: Sequence[Sequence[Token]], step: int | None = None) -> Markup:
+    """A section with a paragraph for each text; a tip on hover or tap says what each token is.
+
+    Args:
+      step: of a training in which the texts are held out; None: they are from elsewhere.
+    """
+    return render("gallery.html", texts=texts, step=step, word=word)
 
 
 def as_markdown(texts: Sequence[Sequence[Token]]) -> str:

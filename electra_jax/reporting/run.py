@@ -34,7 +34,6 @@ class Run:
       rows: of `metrics.jsonl`.
       unreadable: how many of its lines are not.
       texts: what the networks make of held-out texts, as HTML, or ""; None where it is damaged.
-      texts_step: at which they do.
       metrics: how those in `rows` are shown, by name without the prefix `train/` or `eval/`.
     """
 
@@ -44,7 +43,6 @@ class Run:
     rows: list[dict]
     unreadable: int
     texts: Markup | None
-    texts_step: int
     metrics: dict[str, Metric]
 
     @property
@@ -91,15 +89,13 @@ def read_run(workdir: Path, metrics_of: MetricsOf) -> Run:
     """
     config = read_json(config_file(workdir))
     rows, unreadable = read_whole_rows(workdir)
-    texts, texts_step = _read_texts(workdir / SAMPLES)
     return Run(
         workdir.resolve().name,
         config,
         _read_facts(workdir / "facts.json"),
         rows,
         unreadable,
-        texts,
-        texts_step,
+        _read_texts(workdir / SAMPLES),
         described(rows, metrics_of(config) | rates.METRICS),
     )
 
@@ -111,18 +107,18 @@ def _read_facts(path: Path) -> dict:
         return {}
 
 
-def _read_texts(path: Path) -> tuple[Markup | None, int]:
-    """The first texts of `samples.json` as HTML, see `Run.texts`, and the step that they are of."""
+def _read_texts(path: Path) -> Markup | None:
+    """The first texts of `samples.json`, see `Run.texts`."""
     if not path.exists():
-        return Markup(), 0
+        return Markup()
     try:
         samples, texts, room = read_json(path), [], GALLERY_TOKENS
         for text in samples["texts"]:
             texts.append(text[: max(0, room)])
             room -= len(text)
-        return as_html(texts), int(samples["step"])
+        return as_html(texts, int(samples["step"]))
     except (UserError, LookupError, TypeError, ValueError, AttributeError, TemplateError):
-        return None, 0
+        return None
 
 
 def described(rows: Sequence[dict], listed: Mapping[str, Metric]) -> dict[str, Metric]:

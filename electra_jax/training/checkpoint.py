@@ -18,7 +18,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from absl import logging
 from orbax.checkpoint.checkpoint_managers import preservation_policy as preservation
 
 from electra_jax.errors import UserError
@@ -192,7 +191,7 @@ class Checkpoints:
 
 
 def restore_params(directory: Path, step: int | None = None) -> tuple[int, Params]:
-    """Parameters alone, on the host: the optimiser's moments are neither read nor held.
+    """Parameters alone, on the host: the optimizer's moments are neither read nor held.
 
     Args:
       directory: of the checkpoints of a run.
@@ -211,37 +210,17 @@ def restore_params(directory: Path, step: int | None = None) -> tuple[int, Param
         found = ", ".join(map(str, steps))
         raise UserError(f"{directory}: there is no checkpoint of step {step}; there are {found}")
     step = steps[-1] if step is None else step
-    options = ocp.CheckpointManagerOptions(read_only=True, save_interval_steps=0, create=False)
-    handlers = {"state": ocp.PyTreeCheckpointHandler()}
+    path = directory.absolute() / str(step)
     try:
-        with (
-            _only_errors_logged(),
-            ocp.CheckpointManager(
-                directory.absolute(), options=options, item_handlers=handlers
-            ) as manager,
-        ):
-            params = manager.item_metadata(step)["state"].tree["params"]
+        with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
+            params = handler.metadata(path / "state").tree["params"]
             as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), params)
             wanted = ocp.args.PyTreeRestore(
                 {"params": params}, restore_args={"params": as_numpy}, partial_restore=True
             )
-            restored = manager.restore(step, args=ocp.args.Composite(state=wanted))
-            return step, restored["state"]["params"]
+            return step, handler.restore(path / "state", args=wanted)["params"]
     except Exception as error:  # Orbax has no class of its own for what it cannot read
-        raise UserError(
-            f"{(directory / str(step)).absolute()} cannot be read: {reason(error)}"
-        ) from error
-
-
-@contextlib.contextmanager
-def _only_errors_logged() -> Iterator[None]:
-    """Orbax warns of reading without writing, and of what is not read."""
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
+        raise UserError(f"{path} cannot be read: {reason(error)}") from error
 
 
 def reason(error: Exception) -> str:

@@ -18,7 +18,7 @@ from electra_jax.run.workdir import held
 from electra_jax.training.checkpoint import Checkpoints, Restored
 from electra_jax.training.job import Job, describe
 from electra_jax.training.program import with_params
-from electra_jax.training.recorder import Recorder, recording
+from electra_jax.training.recorder import Recorder
 from electra_jax.training.step import TrainState
 
 
@@ -84,11 +84,11 @@ def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption)
             return state
         with (
             contextlib.closing(job.data.batches(place.step, program.share)) as loaded,
-            recording(config, workdir, job, display, found) as recorder,
-            contextlib.closing(recorder.watched(loaded, workdir)) as batches,
+            Recorder(config, workdir, job, display, found) as recorder,
+            contextlib.closing(recorder.watched(loaded)) as batches,
             jax.transfer_guard("disallow"),
         ):
-            recorder.begin(workdir, describe(config, job, state.params), changed)
+            recorder.begin(describe(config, job, state.params), changed)
             evaluates, saves, is_told = place.is_evaluation_due, False, False
             while True:
                 # Do not reorder: what is not finite ends the run before it is judged or saved, and

@@ -26,32 +26,30 @@ from electra_jax.run.workdir import write_run_files
 from electra_jax.training.checkpoint import Restored
 from electra_jax.training.job import Facts, Job
 
-REDRAWN = 0.5  # seconds after which the status on a terminal is drawn anew
+REDRAWN = 1.0  # second after which the status on a terminal is drawn anew
 BAR = 30  # characters
 
 
-class Files:
-    """What a run writes beside its checkpoints."""
+class RunFiles(MetricWriter):
+    """Writes what a run leaves behind beside its checkpoints."""
 
-    def __init__(self, config: ConfigDict, workdir: Path, job: Job, writer: MetricWriter):
-        self.config, self.workdir, self.job, self.writer = config, workdir, job, writer
-        self.metrics = writer.write
-
-    def begin(self, facts: Facts) -> None:
+    def begin(self, config: ConfigDict, job: Job, facts: Facts) -> None:
         """Write what the run is."""
-        write_run_files(self.config, self.workdir, self.job.data.tokenizer, facts)
+        write_run_files(config, self.workdir, job.data.tokenizer, facts)
 
-    def evaluation(self, step: int, texts: list[list[Token]], spread: dict[str, Histogram]) -> None:
-        """Write what belongs to an evaluation whose metrics are written, and report the run."""
+    def evaluated(
+        self, step: int, job: Job, texts: list[list[Token]], spread: dict[str, Histogram]
+    ) -> None:
+        """Write what an evaluation has shown beside its metrics, and report the run so far."""
         if texts:
             write_samples(self.workdir, step, texts)
-            self.writer.write_text(step, "held-out texts", as_markdown(texts))
-        self.writer.write_histograms(step, spread)
-        write_report(self.workdir, lambda config: self.job.evaluator.metrics)
+            self.write_text(step, "held-out texts", as_markdown(texts))
+        self.write_histograms(step, spread)
+        write_report(self.workdir, lambda config: job.evaluator.metrics)
 
 
 class Silence:
-    """Stands for `Files` in all processes but the first, and does nothing."""
+    """Stands for `RunFiles` in all processes but the first, and does nothing."""
 
     def __getattr__(self, name: str):
         return lambda *arguments: None
@@ -60,44 +58,51 @@ class Silence:
 class Recorder:
     """Collects what happens in a run, and tells it to people and files.
 
-    All processes have one, and must tell it the same; see `recording`.
+    All processes have one, and must tell it the same. Files are open inside the `with` block.
     """
 
     def __init__(
-        self,
-        config: ConfigDict,
-        job: Job,
-        start: Restored,
-        display: Display,
-        files: Files | Silence,
-        compiled: list[float],
+        self, config: ConfigDict, workdir: Path, job: Job, display: Display, start: Restored
     ):
-        self.config, self.job, self.start = config, job, start.step
-        self.display, self.log, self.files = display, display.log, files
+        self.config, self.workdir, self.job, self.start = config, workdir, job, start.step
+        self.display, self.log = display, display.log
         skipped, saved = config.max_skipped_updates, start.progress.get("progress")
         self.window = Window(job.objective.loss_terms, skipped, self.log, saved)
-        self.rates = Rates(job.peak_tokens_per_second, compiled)
+        self.rates = Rates(job.peak_tokens_per_second)
         self.health = Health(job.objective, job.learned_from)
         self.close_window, self.paused = self.window.close, self.rates.paused
         self.status = {"window": "", "evaluation": ""}  # the newest of each, on a terminal
         self.drawn = -math.inf
+        self.files: RunFiles | Silence = Silence()
+        self.open = contextlib.ExitStack()
 
-    def begin(self, workdir: Path, facts: Facts, changed: list[str]) -> None:
+    def __enter__(self) -> "Recorder":
+        if jax.process_index() == 0:
+            track = self.open.enter_context(tracked(self.config, self.workdir))
+            self.files = self.open.enter_context(RunFiles(self.workdir, self.start, track))
+        self.rates.compilations = self.open.enter_context(compilations())
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.open.__exit__(*exception)
+
+    def begin(self, facts: Facts, changed: list[str]) -> None:
         """The run begins, or goes on with fields of its configuration that have changed."""
-        self.files.begin(facts)
+        self.files.begin(self.config, self.job, facts)
         for section, values in facts.items():
             self.log(f"{section}: " + ", ".join(f"{name} {x}" for name, x in values.items()))
-        self.log(f"{workdir}: {'resuming' if self.start else 'starting'} at step {self.start:,}")
+        begins = "resuming" if self.start else "starting"
+        self.log(f"{self.workdir}: {begins} at step {self.start:,}")
         if changed:
             self.log(
                 f"going on with another configuration: {', '.join(changed)}; the order of the data "
                 f"is that of the new one, from its step {self.start:,} on"
             )
 
-    def watched(self, batches: Iterator[HostBatch], workdir: Path) -> Iterator[HostBatch]:
+    def watched(self, batches: Iterator[HostBatch]) -> Iterator[HostBatch]:
         """`batches`; the waiting for them is measured, and some of their steps are profiled."""
         timed, steps = self.rates.timed(batches), self.config.profile_steps
-        directory = workdir / "tensorboard"
+        directory = self.workdir / "tensorboard"
         return profiled(timed, self.start, steps, directory, lambda: self.rates.newest)
 
     def add(self, step: int, sums: Sums, shape: tuple[int, ...]) -> None:
@@ -132,7 +137,7 @@ class Recorder:
             whole = duration(total * seconds)
             self.log(f"all {total:,} steps take {whole} at the rate of the first ones")
         self.rates.restart()
-        self.files.metrics(step, values)
+        self.files.write(step, values)
         self.print_line(step, values)
         self.warn(step, self.health.warnings(step, values))
         self.warn(step, self.rates.problems(values))
@@ -153,13 +158,13 @@ class Recorder:
           FloatingPointError: one of the results is not finite.
         """
         refuse_not_finite(step, results)
-        self.files.metrics(step, results)
+        self.files.write(step, results)
         values = shown(self.job.evaluator.metrics, results, "eval/")
         self.status["evaluation"] = "  ".join([f"held out at step {step:,}:", *values])
         self.log(self.status["evaluation"])
         self.warn(step, self.health.warnings(step, results))
         spread = histograms(params) if self.config.histograms else {}
-        self.files.evaluation(step, self.job.evaluator.show(params), spread)
+        self.files.evaluated(step, self.job, self.job.evaluator.show(params), spread)
 
     def warn(self, step: int, sentences: Iterable[str]) -> None:
         """Say what looks wrong."""
@@ -196,18 +201,3 @@ class Recorder:
             yield f"{duration((total - step) * seconds)} left"
         if step < total:
             yield f"next checkpoint at {min((step // every + 1) * every, total):,}"
-
-
-@contextlib.contextmanager
-def recording(
-    config: ConfigDict, workdir: Path, job: Job, display: Display, start: Restored
-) -> Iterator[Recorder]:
-    """A recorder of the run in `workdir` from `start` on."""
-    with contextlib.ExitStack() as stack:
-        files: Files | Silence = Silence()
-        if jax.process_index() == 0:
-            track = stack.enter_context(tracked(config, workdir))
-            writer = stack.enter_context(MetricWriter(workdir, start.step, track))
-            files = Files(config, workdir, job, writer)
-        compiled = stack.enter_context(compilations())
-        yield Recorder(config, job, start, display, files, compiled)
