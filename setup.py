@@ -14,7 +14,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["electra_jax*"]),
-    package_data={"electra_jax.reporting": ["*.html", "*.css"]},
+    package_data={"electra_jax.reporting": ["*.html", "*.css", "*.mplstyle"]},
     python_requires=">=3.11",
     install_requires=[
         "absl-py",

@@ -265,7 +265,7 @@ def test_parameters_come_alone_from_any_mesh(origin, tmp_path):
         assert all(type(x) is np.ndarray for x in jax.tree.leaves(params))
 
 
-def test_parameters_are_read_without_the_optimiser(two, tmp_path):
+def test_parameters_are_read_without_the_optimizer(two, tmp_path):
     """Moments are most of the bytes of a state. What is opened is listed where Orbax reads it."""
     opened = []
     read = ocp.type_handlers.NumpyHandler.deserialize

@@ -5,6 +5,7 @@ import io
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import matplotlib
 from markupsafe import Markup
@@ -25,21 +26,7 @@ CURVES = (
 # Okabe and Ito's palette, which color-blind readers can tell apart, without its yellow and black.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#666666")
 TICK_STEPS = (1, 2, 2.5, 5, 10)
-PLOT_SETTINGS = {
-    "svg.fonttype": "none",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#888888",
-    "axes.grid": True,
-    "grid.color": "#e4e4e4",
-    "grid.linewidth": 0.6,
-    "legend.fontsize": 7,
-    "legend.handlelength": 1.2,
-    "legend.columnspacing": 1.0,
-    "legend.frameon": False,
-    "text.parse_math": False,  # names of runs are text
-}
+STYLE = Path(__file__).with_name("figures.mplstyle")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +82,7 @@ def _plot(runs: Sequence[Run], salt: str, metrics: Mapping[str, Metric], axis: A
     Colors tell the metrics of one run apart, or else the runs.
     """
     # Element ids are hashes of this salt and a running number, and the page holds all figures.
-    with matplotlib.rc_context(PLOT_SETTINGS | {"svg.hashsalt": f"{salt} {axis.key}"}):
+    with matplotlib.rc_context({"svg.hashsalt": f"{salt} {axis.key}"}, STYLE):
         figure = Figure(figsize=(4.4, 2.9), layout="constrained")
         axes = figure.add_subplot()
         is_comparison = len(runs) > 1

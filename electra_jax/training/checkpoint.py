@@ -191,7 +191,7 @@ class Checkpoints:
 
 
 def restore_params(directory: Path, step: int | None = None) -> tuple[int, Params]:
-    """Parameters alone, on the host: the optimiser's moments are neither read nor held.
+    """Parameters alone, on the host: the optimizer's moments are neither read nor held.
 
     Args:
       directory: of the checkpoints of a run.
