@@ -9,21 +9,23 @@ from electra_jax.data import tokenizers
 from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import network_of
-from electra_jax.modeling.params import Params, path_name
+from electra_jax.modeling.params import Params, by_path, path_name
 from electra_jax.training.checkpoint import restore_params
 
 
-def generator_of(run: Path, tokenizer: Tokenizer) -> Params:
-    """`{"embeddings", "encoder", "head"}` of the generator in the newest checkpoint of a run.
+def generator_weights(run: Path, tokenizer: Tokenizer, structure: Params) -> dict[str, np.ndarray]:
+    """The generator in the newest checkpoint of a run, by the paths it has in `structure`.
 
-    A run of masked language modelling has one, too: all of it.
+    A run of masked language modeling has a generator, too: all of it.
 
     Args:
       run: its directory.
       tokenizer: what the run must have been trained with.
+      structure: shapes of the model that is to have the generator.
 
     Raises:
-      UserError: there is no checkpoint, no generator in it, or its tokens are others.
+      UserError: there is no checkpoint, no generator in it, its tokens are others, or it does not
+        have the shapes of that in `structure`.
     """
     where = f"config.generator.init_from is {str(run)!r}"
     _, params = restore_params(run / "checkpoints")
@@ -31,36 +33,15 @@ def generator_of(run: Path, tokenizer: Tokenizer) -> Params:
         raise UserError(f"{where}, but the run there has no generator")
     if tokenizers.load(run / "tokenizer").hash != tokenizer.hash:
         raise UserError(f"{where}, but the run there has another tokenizer than config.data gives")
-    return network_of(params, "generator")
-
-
-def generator_weights(run: Path, tokenizer: Tokenizer, structure: Params) -> dict[str, np.ndarray]:
-    """Those of `generator_of` by the paths that they have in a model of `structure`.
-
-    Raises:
-      UserError: as `generator_of`, or they do not have the shapes of the generator in `structure`.
-    """
-    generator = generator_of(run, tokenizer)
-    own = {"generator": {name: generator[name] for name in ("encoder", "head")}}
-    if "embeddings" in structure["generator"]:
-        own["generator"]["embeddings"] = generator["embeddings"]
-    else:
-        own["embeddings"] = generator["embeddings"]
-    weights, all_paths = by_path(own), by_path(structure)
-    replaced = tuple(f"generator/{name}/" for name in own["generator"])
-    wanted = {name for name in all_paths if name.startswith(replaced)} | {*weights}
-    for name in sorted(wanted):
-        found, needed = (
-            np.shape(tree[name]) if name in tree else "missing" for tree in (weights, all_paths)
-        )
+    paths = jax.tree.map_with_path(lambda path, _: path_name(path), structure)
+    theirs, ours = (by_path(network_of(tree, "generator")) for tree in (params, paths))
+    shapes = {name: by_path(structure)[path].shape for name, path in ours.items()}
+    for name in sorted(theirs.keys() | shapes.keys()):
+        found = theirs[name].shape if name in theirs else "missing"
+        needed = shapes.get(name, "missing")
         if found != needed:
             raise UserError(
                 "config.generator.init_from is a run whose generator does not fit: "
                 f"{name} is {found} there, {needed} here"
             )
-    return weights
-
-
-def by_path(params: Params) -> dict[str, np.ndarray | jax.ShapeDtypeStruct]:
-    """Leaves of a tree by their path."""
-    return {path_name(path): x for path, x in jax.tree.leaves_with_path(params)}
+    return {ours[name]: x for name, x in theirs.items()}

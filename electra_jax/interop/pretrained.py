@@ -6,41 +6,29 @@ and every parameter of ours, where it goes or comes from.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
-from electra_jax.interop import huggingface
 from electra_jax.interop.source import Network, Source, grouped, read_source
 from electra_jax.modeling.electra import network_of
 from electra_jax.modeling.encoders.base import EncoderConfig
 from electra_jax.modeling.params import Params, path_name
 from electra_jax.objectives import Objective
+from electra_jax.objectives.mlm import MaskedLanguageModel
 from electra_jax.training.step import stream
 
-TOWERS = ("discriminator", "generator")
-
-# What decides each size of a network in a pre-training run, for its discriminator and for a
-# generator beside it.
-MAIN_FIELDS = {
-    "vocab_size": "config.data.vocab",
-    "embedding_size": "config.model.embedding_size",
-    "hidden_size": "config.model.hidden_size",
-    "num_layers": "config.model.num_layers",
-    "num_heads": "config.model.num_heads",
-    "intermediate_size": "config.model.intermediate_size",
-    "max_positions": "config.model.max_positions",
-    "token_types": "always",
-}
-GENERATOR_FIELDS = MAIN_FIELDS | {
-    "hidden_size": "config.generator.width",
-    "num_layers": "config.generator.depth",
-    "num_heads": "config.generator.width",
-    "intermediate_size": "config.generator.width",
+NETWORKS = ("discriminator", "generator")
+# The settings that decide the sizes of a generator beside a discriminator; the others are those of
+# `config.model` with the same name.
+GENERATOR_FIELDS = {
+    "hidden_size": "generator.width",
+    "num_layers": "generator.depth",
+    "num_heads": "generator.width",
+    "intermediate_size": "generator.width",
 }
 
 
@@ -61,7 +49,7 @@ class Pretrained:
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """A network of a source, and for each of its tensors that is used, the path of ours."""
+    """A network of a source, and for each of its tensors that is used, where it goes."""
 
     network: Network
     targets: dict[str, str]
@@ -83,38 +71,24 @@ def load_encoder(location: str) -> Pretrained:
     check_height(source)
     part = next(x for x in ("discriminator", "encoder", "generator") if x in source.networks)
     network = source.networks[part]
-    params = load_tower(source, part, with_head=False)
-    use = Use(network, huggingface.parameter_of(params, "encoder"))
+    params = load(source, part, with_head=False)
+    use = Use(network, network.layout.paths(params))
     return Pretrained(network.config, params, source.tokenizer, [*table(source, [use])])
 
 
-def load_tower(source: Source, part: str, with_head: bool) -> Params:
+def load(source: Source, part: str, with_head: bool) -> Params:
     """Our parameters of a network, all there, or a UserError that names what is not."""
-    network = source.networks[part]
-    wanted = part if with_head else "encoder"
-    head = {} if with_head else head_names(network, part)
-    tensors = {name: tensor for name, tensor in network.tensors.items() if name not in head}
-    output = huggingface.PARTS[wanted].head.get("head/output", "")
-    num_outputs = tensors.get(f"{output}.bias", np.zeros(0)).size
-    like = huggingface.tower_structure(network.config, wanted, num_outputs)
     try:
-        return huggingface.from_huggingface(tensors, like, wanted)
+        return source.networks[part].params(with_head)
     except UserError as error:
         raise UserError(f"{source.location}: {error}") from None
 
 
-def head_names(network: Network, part: str) -> set[str]:
-    """The tensors of the head."""
-    modules = huggingface.PARTS[part].head.values()
-    return {name for name in network.tensors if name.rpartition(".")[0] in modules}
-
-
 def check_height(source: Source) -> None:
-    """Raises UserError where a word table has not one row for each token of the vocabulary."""
+    """Raises UserError if a word table and the vocabulary differ in size."""
     for part, network in source.networks.items():
-        word = network.tensors.get(huggingface.WORD_TABLE)
-        height = None if word is None else len(word)
-        if source.tokenizer and height not in (None, source.tokenizer.vocab_size):
+        height = network.config.vocab_size
+        if source.tokenizer and height != source.tokenizer.vocab_size:
             raise UserError(
                 f"{source.location}: the vocabulary has {source.tokenizer.vocab_size:,} tokens, "
                 f"but the word table of the {part} has {height:,} rows"
@@ -131,9 +105,9 @@ def table(source: Source, uses: Iterable[Use]) -> Iterator[str]:
                 for name, path in use.targets.items():
                     targets.setdefault(name, []).append(path)
         for name, origin in network.origins.items():
-            if name == huggingface.TIED_OUTPUT:
+            if name in network.layout.tied:
                 why = "the word table once more"
-            elif targets and name in head_names(network, part):
+            elif targets and network.layout.is_of_head(name):
                 why = "a head that is not needed here"
             else:
                 why = f"the {part} is not needed here"
@@ -150,35 +124,46 @@ def table(source: Source, uses: Iterable[Use]) -> Iterator[str]:
 
 
 def load_networks(
-    config: ConfigDict, objective: Objective, tokenizer: Tokenizer, log: Callable[[str], None]
+    objective: MaskedLanguageModel,
+    tokenizer: Tokenizer,
+    log: Callable[[str], None],
+    *,
+    init_from: str,
+    init_missing: str,
+    init_resize: str,
+    seed: int,
 ) -> dict[str, np.ndarray]:
     """Parameters that a pre-training run starts from, by path; the others are initialized.
 
     Args:
-      config: `init_from` names one source, or two with a comma between them, a network in each.
-        `init_missing` says what becomes of a network or head that is in none: `error`,
-        `initialize`, or `copy`, by which another network's encoder is taken for it. `init_resize`
-        lists tables whose rows may differ in number from the source's: `positions` keeps the first
-        rows, `vocabulary` those of tokens that both vocabularies have; new rows are initialized.
+      objective: of the run, and so its networks.
       tokenizer: of the run.
       log: receives the table and what is initialized.
+      init_from: one source, or two with a comma between them, a network in each.
+      init_missing: what becomes of a network or head that is in none: `error`, `initialize`, or
+        `copy`, by which another network's encoder is taken for it.
+      init_resize: lists tables whose rows may differ in number from the source's: `positions` keeps
+        the first rows, `vocabulary` those of tokens that both vocabularies have; new rows are
+        initialized.
+      seed: of the run.
 
     Raises:
       UserError: something is missing, unknown, or of another size than the configuration says.
     """
-    sources = [read_source(location.strip()) for location in config.init_from.split(",")]
-    structure = objective.structure()
-    paths = jax.tree.map_with_path(lambda path, _: path_name(path), structure)
-    fresh = functools.partial(initialized, objective, config.seed)
+    sources = [read_source(location.strip()) for location in init_from.split(",")]
+    paths = jax.tree.map_with_path(lambda path, _: path_name(path), objective.structure())
+    wanted = [name for name in NETWORKS if name in paths]
+    resize = init_resize.split(",")
+    fresh = functools.partial(initialized, objective, seed)
     loaded: dict[str, np.ndarray] = {}
     uses = []
-    for tower, (source, part) in assigned(config, sources, structure).items():
-        wanted = getattr(objective.model, tower)
-        resize = config.init_resize.split(",")
+    for name, (source, part) in assigned(sources, wanted, init_from, init_missing).items():
         check_vocabulary(source, tokenizer, resize)
-        check_sizes(source, part, tower, wanted, objective.model.discriminator is None, resize)
-        params = load_tower(source, part, with_head=part == tower)
-        own = {name: network_of(paths, tower)[name] for name in params}
+        fields = GENERATOR_FIELDS if name != wanted[0] else {}
+        check_sizes(source, part, name, getattr(objective.model, name), fields, resize)
+        network, params = source.networks[part], load(source, part, with_head=part == name)
+        targets = network.layout.paths(params)
+        own = {part: network_of(paths, name)[part] for part in params}
         if "positions" in resize:
             resize_positions(params, own, source, fresh, log)
         if "vocabulary" in resize:
@@ -187,12 +172,10 @@ def load_networks(
             if not np.array_equal(loaded.setdefault(path, value), value):
                 raise UserError(
                     f"config.init_from: {path} is one for both networks, but differs between those "
-                    f"of {config.init_from}; config.generator.sharing = 'none' has one for each"
+                    f"of {init_from}; config.generator.sharing = 'none' has one for each"
                 )
-        targets = huggingface.parameter_of(params, part if "head" in params else "encoder")
-        whole = {path_name(path): name for path, name in jax.tree.leaves_with_path(own)}
-        targets = {name: whole[path] for name, path in targets.items()}
-        uses.append(Use(source.networks[part], targets))
+        whole = {path_name(path): whole for path, whole in jax.tree.leaves_with_path(own)}
+        uses.append(Use(network, {tensor: whole[path] for tensor, path in targets.items()}))
     for source in sources:
         if source.tokenizer is None:
             log(f"warning: {source.location} has no vocabulary; only its size was compared")
@@ -205,70 +188,74 @@ def load_networks(
 
 
 def assigned(
-    config: ConfigDict, sources: list[Source], structure: Params
+    sources: list[Source], wanted: list[str], init_from: str, init_missing: str
 ) -> dict[str, tuple[Source, str]]:
     """For each network of the run that starts from weights, the source and the part of it.
 
     A part that is not the network itself gives its embeddings and encoder.
+
+    Args:
+      wanted: the networks of the run, the one that is kept first.
     """
-    found: dict[str, tuple[Source, str]] = {}
+    places: dict[str, tuple[Source, str]] = {}
     for source in sources:
         for part in source.networks:
-            place = part if part in TOWERS else "encoder"
-            if place in found:
+            place = part if part in NETWORKS else "encoder"
+            if place in places:
                 raise UserError(
-                    f"config.init_from: {found[place][0].location} and {source.location} both hold "
-                    f"a network of the kind {place!r}; name one of them"
+                    f"config.init_from: {places[place][0].location} and {source.location} both "
+                    f"hold a network of the kind {place!r}; name one of them"
                 )
-            found[place] = source, part
-    wanted = [tower for tower in TOWERS if tower in structure]
-    missing = [tower for tower in wanted if tower not in found]
-    if missing and config.init_missing == "error":
+            places[place] = source, part
+    missing = [name for name in wanted if name not in places]
+    if missing and init_missing == "error":
         raise UserError(
-            f"config.init_from = {config.init_from!r} holds {' and '.join(found)}, but no "
+            f"config.init_from = {init_from!r} holds {' and '.join(places)}, but no "
             f"{' and no '.join(missing)}; config.init_missing says what to do: 'initialize', or "
             "'copy' to take the encoder that is there"
         )
-    uses = {tower: found[tower] for tower in wanted if tower in found}
-    if config.init_missing == "copy":
-        other = next(found[place] for place in ("encoder", *TOWERS) if place in found)
-        uses |= {tower: other for tower in missing}
-    elif wanted[0] in missing and "encoder" in found:
-        uses = {wanted[0]: found["encoder"]} | uses
+    uses = {name: places[name] for name in wanted if name in places}
+    if init_missing == "copy":
+        other = next(places[place] for place in ("encoder", *NETWORKS) if place in places)
+        uses |= dict.fromkeys(missing, other)
+    elif wanted[0] in missing and "encoder" in places:
+        uses = {wanted[0]: places["encoder"]} | uses
     if not uses:
         raise UserError(
-            f"config.init_from = {config.init_from!r} holds {' and '.join(found)}, of which "
+            f"config.init_from = {init_from!r} holds {' and '.join(places)}, of which "
             "nothing would be used; allowed: config.init_missing = 'copy'"
         )
-    return {tower: uses[tower] for tower in wanted if tower in uses}
+    return {name: uses[name] for name in wanted if name in uses}
 
 
 def check_sizes(
     source: Source,
     part: str,
-    tower: str,
+    name: str,
     wanted: EncoderConfig,
-    is_alone: bool,
+    fields: Mapping[str, str],
     resize: list[str],
 ) -> None:
     """Raises UserError where a network is not of the size that the configuration gives.
 
     Args:
-      is_alone: whether `tower` is the run's only network.
+      name: of the network in the run.
+      fields: the settings that decide its sizes, where these are not those of `config.model`.
     """
-    found = source.networks[part].config
-    fields = MAIN_FIELDS if tower == "discriminator" or is_alone else GENERATOR_FIELDS
+    theirs = source.networks[part].config
+    fields = {"vocab_size": "data.vocab", **fields}
     free = {"positions": "max_positions", "vocabulary": "vocab_size"}
     free = {free[name] for name in resize if name}
     problems = [
-        f"{name} is {getattr(found, name)} there and {getattr(wanted, name)} here ({field})"
-        for name, field in fields.items()
-        if getattr(found, name) != getattr(wanted, name) and name not in free
+        f"{size} is {getattr(theirs, size, None)} there and {value} here "
+        f"(config.{fields.get(size, f'model.{size}')})"
+        for size, value in wanted.sizes().items()
+        if getattr(theirs, size, None) != value and size not in free
     ]
     if problems:
         raise UserError(
             f"config.init_from: the {part} of {source.location} is not the configuration's "
-            f"{tower}: {'; '.join(problems)}"
+            f"{name}: {'; '.join(problems)}"
         )
 
 
@@ -314,14 +301,16 @@ def resize_positions(
     log: Callable[[str], None],
 ) -> None:
     """Cuts the position table, or lengthens it by initialized rows, in place."""
-    found = params["embeddings"]["position"]
+    theirs = params["embeddings"].get("position")
+    if theirs is None:
+        raise UserError("config.init_resize is 'positions', but the encoder has no such table")
     table = fresh(paths["embeddings"]["position"]).copy()
-    kept = min(len(table), len(found))
-    table[:kept] = found[:kept]
+    kept = min(len(table), len(theirs))
+    table[:kept] = theirs[:kept]
     params["embeddings"]["position"] = table
     log(
         f"positions: the first {kept:,} rows are those of {source.location}, "
-        f"{len(table) - kept:,} are initialized, {len(found) - kept:,} of the source are left out"
+        f"{len(table) - kept:,} are initialized, {len(theirs) - kept:,} of the source are left out"
     )
 
 

@@ -1,18 +1,17 @@
-"""Weights to start from, whoever made them: read, and named in one way.
+"""Weights to start from, whoever made them: networks, and a reason for all that is left out.
 
-A source is a run directory of ours, a Hugging Face directory (ours or anyone's, ELECTRA or BERT),
-or a checkpoint of the original program. Whatever it is, what comes out are networks with
-Hugging Face's names, and a reason for everything that is left out.
+A source is a run directory of ours, a Hugging Face directory (ours or anyone's), or a checkpoint of
+the original program.
 """
 
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
-import jax
 import numpy as np
+from flax import nnx
+from ml_collections import ConfigDict
 from safetensors import SafetensorError, safe_open
 
 from electra_jax.data import tokenizers
@@ -20,31 +19,49 @@ from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.files import read_json
 from electra_jax.interop import huggingface, tensorflow1
+from electra_jax.interop.layouts import HuggingFaceLayout, Layout, OurLayout
 from electra_jax.interop.tensor_bundle import Entry, read_index
 from electra_jax.interop.tokenizer_files import read_tokenizer
 from electra_jax.modeling.electra import network_of
+from electra_jax.modeling.encoders import ENCODERS, FIRST, encoder_class
 from electra_jax.modeling.encoders.base import EncoderConfig, num_heads
-from electra_jax.modeling.params import Params, path_name
+from electra_jax.modeling.heads import MaskedLMHead, ReplacedTokenHead
+from electra_jax.modeling.params import Params, by_path
+from electra_jax.objectives import networks
 from electra_jax.run.workdir import chosen_step
 from electra_jax.training.checkpoint import restore_params
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+HEADS = {"discriminator": ReplacedTokenHead, "generator": MaskedLMHead}  # by part
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5")  # other formats of the same weights
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A tower with its head.
+    """An encoder with its embeddings and, mostly, a head.
 
     Attributes:
-      config: its sizes.
-      tensors: by Hugging Face's names for ELECTRA.
+      head: the class of the head, if it is one of pre-training's.
+      layout: says what the tensors are.
+      tensors: by their names in the layout.
       origins: for each of them, its name in the source.
     """
 
     config: EncoderConfig
+    head: type | None
+    layout: Layout
     tensors: dict[str, np.ndarray]
     origins: dict[str, str]
+
+    def params(self, with_head: bool) -> Params:
+        """Our parameters.
+
+        Raises:
+          UserError: names the tensors that are not as they should be.
+        """
+        of_head = self.layout.is_of_head
+        tensors = {name: x for name, x in self.tensors.items() if with_head or not of_head(name)}
+        return self.layout.params(tensors, structure(self.config, self.head if with_head else None))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +69,7 @@ class Source:
     """What a place holds.
 
     Attributes:
-      networks: by part, a key of `huggingface.PARTS`.
+      networks: by part, a key of `Naming.parts`.
       left_out: names of all other tensors, and why they are not used.
       tokenizer: None where there is no vocabulary beside the weights.
     """
@@ -61,6 +78,17 @@ class Source:
     networks: dict[str, Network]
     left_out: dict[str, str]
     tokenizer: Tokenizer | None
+
+
+def structure(config: EncoderConfig, head: type | None) -> Params:
+    """Shapes of `{"embeddings", "encoder", "head"}`, without head if there is none."""
+
+    def shapes(module: type) -> Params:
+        return nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: module(config, nnx.Rngs(0)))))
+
+    kind = encoder_class(config)
+    modules = {"embeddings": kind.Embeddings, "encoder": kind} | ({"head": head} if head else {})
+    return {name: shapes(module) for name, module in modules.items()}
 
 
 def read_source(location: str) -> Source:
@@ -103,61 +131,59 @@ def _nothing_to_read(path: Path) -> UserError:
 
 def _read_run(path: Path) -> Source:
     _, params = restore_params(path / "checkpoints", chosen_step(path))
-    rates = rates_of(read_json(path / "config.json"))
-    networks = {}
-    for part, tower in parts_of(params).items():
-        tensors = huggingface.to_huggingface(tower, part)
-        paths = huggingface.parameter_of(tower, part)
-        origins = {name: f"{part}/{paths[name]}" for name in tensors}
-        networks[part] = Network(config_of(tower, rates), tensors, origins)
+    configs, layout = encoder_configs(path / "config.json", params), OurLayout()
+    parts = {}
+    for part, network in parts_of(params).items():
+        tensors = layout.tensors(network)
+        origins = {name: f"{part}/{name}" for name in tensors}
+        parts[part] = Network(configs[part], HEADS.get(part), layout, tensors, origins)
     left_out = {}
-    if "encoder" in networks:
+    if "encoder" in parts:
         own = params if "encoder" in params else params["discriminator"]
         prefix = "" if own is params else "discriminator/"
         left_out = {
-            f"{prefix}head/{path_name(path)}": "a head of another kind"
-            for path, _ in jax.tree.leaves_with_path(own["head"])
+            f"{prefix}head/{name}": "a head of another kind" for name in by_path(own["head"])
         }
-    return Source(str(path), networks, left_out, tokenizers.load(path / "tokenizer"))
+    return Source(str(path), parts, left_out, tokenizers.load(path / "tokenizer"))
 
 
 def parts_of(params: Params) -> dict[str, Params]:
-    """The towers in the parameters of a run, by part; without a head that no part has."""
+    """The networks in the parameters of a run, by part; without a head that is not in `HEADS`."""
     if "encoder" in params:
         return {"encoder": {name: params[name] for name in ("embeddings", "encoder")}}
-    towers = {}
+    parts = {}
     for part in ("discriminator", "generator"):
         if part in params:
-            tower = network_of(params, part)
-            if part == "discriminator" and {*tower["head"]} != {"dense", "output"}:
-                del tower["head"]  # it predicts words: `replace_mlm`, `all_tokens_mlm`
+            network = network_of(params, part)
+            if part == "discriminator" and {*network["head"]} != {"dense", "output"}:
+                del network["head"]
                 part = "encoder"
-            towers[part] = tower
-    return towers
+            parts[part] = network
+    return parts
 
 
-def rates_of(run: Mapping[str, Any]) -> dict[str, float]:
-    """What a run's configuration says of dropout and initial weights."""
-    model = run.get("model", {})
-    return {name: model[name] for name in huggingface.RATES if name in model}
+def encoder_configs(path: Path, params: Params) -> dict[str, EncoderConfig]:
+    """For each part of a run with these parameters, what its `config.json` says of its encoder.
 
-
-def config_of(params: Params, rates: Mapping[str, float]) -> EncoderConfig:
-    """The sizes of a tower, from the shapes of its parameters, with these rates of dropout."""
-    embeddings, layers = params["embeddings"], params["encoder"]["layers"]
-    num_layers, hidden_size, _, num_heads, _ = layers["attention"]["qkv"]["kernel"].shape
-    vocab_size, embedding_size = embeddings["word"].shape
-    sizes = {
-        "vocab_size": vocab_size,
-        "embedding_size": embedding_size,
-        "hidden_size": hidden_size,
-        "num_layers": num_layers,
-        "num_heads": num_heads,
-        "intermediate_size": layers["up"]["kernel"].shape[-1],
-        "max_positions": len(embeddings["position"]),
-        "token_types": len(embeddings["token_type"]),
-    }
-    return huggingface.sized(sizes, rates)
+    Settings that are newer than the run have their default.
+    """
+    run = ConfigDict(read_json(path))
+    try:
+        name = run.model.get("encoder") or FIRST
+        newer = {
+            field.name: field.default
+            for field in dataclasses.fields(ENCODERS[name].Config)
+            if field.default is not dataclasses.MISSING
+        }
+        run.model = ConfigDict({**newer, "init_stddev": 0.02, **run.model, "encoder": name})
+        vocab_size = len(params["embeddings"]["word"])
+        main = networks.encoder(run.model, vocab_size)
+        if "discriminator" not in params or "generator" not in params:
+            return dict.fromkeys(("encoder", "discriminator", "generator"), main)
+        other = networks.generator(run, main)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: not the configuration of the run beside it ({error})") from error
+    return {"encoder": main, "discriminator": main, "generator": other}
 
 
 def _read_huggingface(directory: Path) -> Source:
@@ -167,13 +193,12 @@ def _read_huggingface(directory: Path) -> Source:
         config = huggingface.from_config(content)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+    naming = encoder_class(config).naming
     tensors, origins, left_out = {}, {}, {}
     for file in _weight_files(directory):
         for name, tensor in _read_safetensors(file).items():
-            theirs = huggingface.canonical(name)
-            why = huggingface.without_a_place(theirs)
-            if content["model_type"] == "bert" and re.match(r"(classifier|qa_outputs)\.", theirs):
-                why = "a fine-tuned head of BERT's"
+            theirs = huggingface.canonical(name, naming)
+            why = huggingface.without_a_place(theirs, naming, content["model_type"])
             if why is None and theirs in tensors:
                 if not np.array_equal(tensor, tensors[theirs]):
                     raise UserError(f"{file}: {name} and {origins[theirs]} are not the same")
@@ -188,13 +213,10 @@ def _read_huggingface(directory: Path) -> Source:
             f"{path}: num_hidden_layers is {config.num_layers}, but the weights have "
             f"{max(numbers, default=-1) + 1} layers"
         )
-    part = huggingface.part_of(tensors)
-    return Source(
-        str(directory),
-        {part: Network(config, tensors, origins)},
-        left_out,
-        read_tokenizer(directory),
-    )
+    part = huggingface.part_of(tensors, naming)
+    layout = HuggingFaceLayout(naming, part)
+    network = Network(config, HEADS.get(part), layout, tensors, origins)
+    return Source(str(directory), {part: network}, left_out, read_tokenizer(directory))
 
 
 def _weight_files(directory: Path) -> list[Path]:
@@ -227,11 +249,13 @@ def _read_tensorflow(prefix: Path) -> Source:
     unknown = [name for name, why in left_out.items() if why is None]
     if unknown:
         raise UserError(f"{prefix}.index: not known: {', '.join(grouped(unknown))}")
-    networks = {}
+    parts = {}
     for part, origins in found.items():
         tensors = {theirs: _tensorflow_tensor(name, entries) for theirs, name in origins.items()}
-        networks[part] = Network(_tensorflow_config(prefix, tensors), tensors, origins)
-    return Source(str(prefix), networks, left_out, read_tokenizer(prefix.parent, 200))
+        layout = HuggingFaceLayout(ENCODERS[tensorflow1.ENCODER].naming, part)
+        config = _tensorflow_config(prefix, tensors)
+        parts[part] = Network(config, HEADS.get(part), layout, tensors, origins)
+    return Source(str(prefix), parts, left_out, read_tokenizer(prefix.parent, 200))
 
 
 def _tensorflow_tensor(name: str, entries: Mapping[str, Entry]) -> np.ndarray:
@@ -272,7 +296,7 @@ def _tensorflow_config(prefix: Path, tensors: Mapping[str, np.ndarray]) -> Encod
         "max_positions": max_positions,
         "token_types": token_types,
     }
-    return huggingface.sized(sizes, {})
+    return huggingface.described(tensorflow1.ENCODER, sizes, {})
 
 
 def _only_checkpoint(directory: Path) -> Path:

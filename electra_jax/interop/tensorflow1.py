@@ -7,6 +7,8 @@ reads them, and so does a tower that plays both roles, or the only one.
 import re
 from collections.abc import Iterable
 
+ENCODER = "bert"  # its key in `ENCODERS`
+
 # Everything that is no weight, and why it is not used.
 NO_WEIGHTS = (
     (r"/adam_[mv]$", "the optimizer's moments; training starts with fresh ones"),

@@ -98,7 +98,15 @@ def make_job(config: ConfigDict, is_new: bool, log: Log) -> Job:
     objective = make_objective(config, store.tokenizer, counts)
     initial: dict[str, np.ndarray] = {}
     if is_new and config.init_from:
-        initial |= load_networks(config, objective, store.tokenizer, log)
+        initial |= load_networks(
+            objective,
+            store.tokenizer,
+            log,
+            init_from=config.init_from,
+            init_missing=config.init_missing,
+            init_resize=config.init_resize,
+            seed=config.seed,
+        )
     if is_new and config.generator.init_from:
         run = Path(config.generator.init_from)
         own = generator_weights(run, store.tokenizer, objective.structure())

@@ -1,6 +1,7 @@
 """Parameters: nested dicts of float32 arrays, their names, and what each of them says of itself."""
 
 import dataclasses
+from typing import Any
 
 import jax
 from flax import nnx
@@ -37,6 +38,11 @@ def param(value: Float[Array, "..."], info: ParamInfo) -> nnx.Param:
 def param_infos(state: PyTree) -> Params:
     """The `ParamInfo` of every parameter in the state of a module, in the layout of `Params`."""
     return nnx.to_pure_dict(state, lambda variable: variable.get_metadata("info"))
+
+
+def by_path(params: PyTree) -> dict[str, Any]:
+    """The leaves of `params`, or of a tree with the same layout, by their `path_name`."""
+    return {path_name(path): x for path, x in jax.tree.leaves_with_path(params)}
 
 
 def path_name(path: tuple) -> str:

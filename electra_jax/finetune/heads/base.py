@@ -28,15 +28,11 @@ class HuggingFace:
     """What Hugging Face has of a head.
 
     Attributes:
-      part: what `export --part` calls the network.
-      architecture: their class.
-      names: our modules, by path, to theirs. A head that has other layers has no counterpart.
+      part: which of an encoder's `Naming.parts` it is.
       problem_type: what their `config.json` calls the problem; or None.
     """
 
     part: str
-    architecture: str
-    names: Mapping[str, str]
     problem_type: str | None = None
 
 

@@ -125,12 +125,7 @@ class Classification(SentenceHead):
         "macro_f1": scores.MACRO_F1,
         "matthews": scores.MATTHEWS,
     }
-    huggingface: ClassVar[HuggingFace] = HuggingFace(
-        "classifier",
-        "ElectraForSequenceClassification",
-        {"head/dense": "classifier.dense", "head/output": "classifier.out_proj"},
-        "single_label_classification",
-    )
+    huggingface: ClassVar[HuggingFace] = HuggingFace("classifier", "single_label_classification")
 
     def loss_sums(self, logits: Logits, targets: Array, weights: Float[Array, "B"]) -> Sums:
         """Cross-entropy and accuracy."""
@@ -170,9 +165,7 @@ class Multilabel(SentenceHead):
         "macro_f1": scores.LABELWISE_F1,
         "accuracy": scores.WHOLE_ROWS,
     }
-    huggingface: ClassVar[HuggingFace] = dataclasses.replace(
-        Classification.huggingface, problem_type="multi_label_classification"
-    )
+    huggingface: ClassVar[HuggingFace] = HuggingFace("classifier", "multi_label_classification")
 
     def loss_sums(self, logits: Logits, targets: Array, weights: Float[Array, "B"]) -> Sums:
         """The mean binary cross-entropy of all labels."""
@@ -230,9 +223,7 @@ class Regression(SentenceHead):
         "pearson": scores.PEARSON,
         "mse": scores.SQUARED_ERROR,
     }
-    huggingface: ClassVar[HuggingFace] = dataclasses.replace(
-        Classification.huggingface, problem_type="regression"
-    )
+    huggingface: ClassVar[HuggingFace] = HuggingFace("classifier", "regression")
 
     def outputs(self, layers: SentenceLayers, hidden: Hidden, batch: Batch) -> Outputs:
         """Scaled numbers."""

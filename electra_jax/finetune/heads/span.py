@@ -164,9 +164,7 @@ class Spans(base.Head):
     }
     inputs: ClassVar[tuple[str, ...]] = ("allowed",)
     from_data: ClassVar[tuple[str, ...]] = ()
-    huggingface: ClassVar[HuggingFace] = HuggingFace(
-        "qa", "ElectraForQuestionAnswering", {"head/output": "qa_outputs"}
-    )
+    huggingface: ClassVar[HuggingFace] = HuggingFace("qa")
 
     @property
     def kind(self) -> type[JointSpans] | type[IndependentSpans]:

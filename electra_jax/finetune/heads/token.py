@@ -35,9 +35,7 @@ class Tagging(base.Head):
     """
 
     metrics: ClassVar[Mapping[str, Metric]] = {"loss": base.LOSS, "accuracy": base.ACCURACY}
-    huggingface: ClassVar[HuggingFace] = HuggingFace(
-        "tagger", "ElectraForTokenClassification", {"head/output": "classifier"}
-    )
+    huggingface: ClassVar[HuggingFace] = HuggingFace("tagger")
 
     def layers(self, encoder: EncoderConfig, rngs: nnx.Rngs) -> TokenLayer:
         """See `Head.layers`."""

@@ -26,6 +26,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree
 
 from electra_jax.modeling.attention import Segments
+from electra_jax.modeling.encoders.naming import Naming
 from electra_jax.modeling.layers import PRNGKey, dense, dropout, glorot_uniform, split_key
 from electra_jax.modeling.params import ParamInfo, param
 from electra_jax.modeling.products import DENSE_OUTPUT
@@ -152,11 +153,13 @@ class Encoder(nnx.Module):
       Embeddings: a subclass of `Embeddings`.
       Layer: a module, made of a config and rngs. It is called with its input [B, L, H], what
         `shared` returns, a key for its dropout or None, and its element of each of `layer_flags`.
+      naming: of its counterpart among Hugging Face's models, if there is one.
     """
 
     Config: ClassVar[type]
     Embeddings: ClassVar[type]
     Layer: ClassVar[type]
+    naming: ClassVar[Naming | None] = None
 
     def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
         sizes = config.embedding_size, config.hidden_size

@@ -9,7 +9,9 @@ from jaxtyping import Array, Float, Int
 
 from electra_jax.modeling.attention import Segments, attend
 from electra_jax.modeling.encoders.base import Context, Embeddings, Encoder, EncoderConfig, table
+from electra_jax.modeling.encoders.naming import Dialect, Naming, Part
 from electra_jax.modeling.layers import (
+    LAYER_NORM_EPSILON,
     PRNGKey,
     dense,
     dropout,
@@ -102,7 +104,107 @@ class BertLayer(nnx.Module):
         return x
 
 
+# ELECTRA's names (spec 1.9); BERT's are read, too.
+NAMING = Naming(
+    model_type="electra",
+    prefix="electra.",
+    modules={
+        "embeddings/word": ("electra.embeddings.word_embeddings",),
+        "embeddings/position": ("electra.embeddings.position_embeddings",),
+        "embeddings/token_type": ("electra.embeddings.token_type_embeddings",),
+        "embeddings/norm": ("electra.embeddings.LayerNorm",),
+        "encoder/projection": ("electra.embeddings_project",),
+        "encoder/layers/attention/qkv": (
+            "electra.encoder.layer.{}.attention.self.query",
+            "electra.encoder.layer.{}.attention.self.key",
+            "electra.encoder.layer.{}.attention.self.value",
+        ),
+        "encoder/layers/attention/out": ("electra.encoder.layer.{}.attention.output.dense",),
+        "encoder/layers/attention_norm": ("electra.encoder.layer.{}.attention.output.LayerNorm",),
+        "encoder/layers/up": ("electra.encoder.layer.{}.intermediate.dense",),
+        "encoder/layers/down": ("electra.encoder.layer.{}.output.dense",),
+        "encoder/layers/output_norm": ("electra.encoder.layer.{}.output.LayerNorm",),
+    },
+    parts={
+        "encoder": Part("ElectraModel"),
+        "discriminator": Part(
+            "ElectraForPreTraining",
+            {
+                "head/dense": "discriminator_predictions.dense",
+                "head/output": "discriminator_predictions.dense_prediction",
+            },
+        ),
+        "generator": Part(
+            "ElectraForMaskedLM",
+            {
+                "head/dense": "generator_predictions.dense",
+                "head/norm": "generator_predictions.LayerNorm",
+                "head": "generator_lm_head",
+            },
+        ),
+        "classifier": Part(
+            "ElectraForSequenceClassification",
+            {"head/dense": "classifier.dense", "head/output": "classifier.out_proj"},
+        ),
+        "qa": Part("ElectraForQuestionAnswering", {"head/output": "qa_outputs"}),
+        "tagger": Part("ElectraForTokenClassification", {"head/output": "classifier"}),
+    },
+    tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+    sizes={
+        "vocab_size": "vocab_size",
+        "embedding_size": "embedding_size",
+        "hidden_size": "hidden_size",
+        "num_layers": "num_hidden_layers",
+        "num_heads": "num_attention_heads",
+        "intermediate_size": "intermediate_size",
+        "max_positions": "max_position_embeddings",
+        "token_types": "type_vocab_size",
+    },
+    rates={
+        "dropout": ("hidden_dropout_prob", 0.1),
+        "attention_dropout": ("attention_probs_dropout_prob", 0.1),
+        "init_stddev": ("initializer_range", 0.02),
+    },
+    fixed={
+        "hidden_act": "gelu",
+        "layer_norm_eps": LAYER_NORM_EPSILON,
+        "position_embedding_type": "absolute",
+        "is_decoder": False,
+        "add_cross_attention": False,
+    },
+    written={
+        "hidden_act": "gelu",
+        "layer_norm_eps": LAYER_NORM_EPSILON,
+        "tie_word_embeddings": True,
+    },
+    dialects={
+        "electra": Dialect(),
+        "bert": Dialect(
+            {"embedding_size": "hidden_size"},
+            ((r"^(classifier|qa_outputs)\.", "a fine-tuned head of BERT's"),),
+        ),
+    },
+    spellings=(  # BERT's, those of a file without a head, those of old files
+        (r"^bert\.", "electra."),
+        (r"^(embeddings|embeddings_project|encoder|pooler)\.", r"electra.\1."),
+        (r"^cls\.predictions\.transform\.", "generator_predictions."),
+        (r"^cls\.predictions\.bias$", "generator_lm_head.bias"),
+        (r"^cls\.predictions\.decoder\.", "generator_lm_head."),
+        (r"LayerNorm\.gamma$", "LayerNorm.weight"),
+        (r"LayerNorm\.beta$", "LayerNorm.bias"),
+    ),
+    without_a_place=(
+        (
+            r"^electra\.embeddings\.(position_ids|token_type_ids)$",
+            "numbers 0, 1, 2 ..., no weights",
+        ),
+        (r"^electra\.pooler\.", "BERT's pooler; ELECTRA has none"),
+        (r"^cls\.seq_relationship\.", "BERT's head for the next sentence; ELECTRA has none"),
+    ),
+)
+
+
 class Bert(Encoder):
     """BERT's layers; ELECTRA adds a projection in front where the tables are narrower."""
 
-    Config, Embeddings, Layer = BertConfig, BertEmbeddings, BertLayer
+    Config, Embeddings, Layer, naming = BertConfig, BertEmbeddings, BertLayer, NAMING
