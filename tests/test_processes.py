@@ -175,7 +175,7 @@ CLUSTERS = {
 def greet(environment: dict[str, str]) -> subprocess.Popen:
     """A process that joins the others as `main` does, and says which one of how many it is."""
     code = (
-        "import jax; from electra_jax import processes; processes.join(None, None, None);"
+        "import jax; from electra_jax.run import processes; processes.join(None, None, None);"
         "processes.check_equal('all of them', 'this');"
         "print(jax.process_index(), jax.process_count(), len(jax.local_devices()))"
     )
