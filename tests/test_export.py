@@ -9,16 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_pretrained as sources
+import tiny
 from safetensors.numpy import load_file
 
 from electra_jax import cli
 from electra_jax import export as command
 from electra_jax.errors import UserError
-from electra_jax.interop import export
+from electra_jax.finetune import config as finetuning
+from electra_jax.interop import export as interop
 from electra_jax.interop.export import file_tensors
-from electra_jax.interop.huggingface import PARTS
+from electra_jax.interop.layouts import HuggingFaceLayout
 from electra_jax.interop.pretrained import load_encoder
 from electra_jax.interop.source import WEIGHTS
+from electra_jax.jobs.exporting import export
+from electra_jax.modeling.encoders.bert import NAMING
 from electra_jax.modeling.params import Params
 from electra_jax.run.workdir import write_run_files
 from electra_jax.training.checkpoint import Checkpoints
@@ -65,7 +69,7 @@ def test_the_files_of_every_part(part, run, tmp_path, monkeypatch, capsys):
     assert [path.name for path in out.parent.iterdir()] == ["here"]
     modes = {stat.S_IMODE(os.stat(path).st_mode) for path in out.iterdir()}
     assert len(modes) == 1
-    name = PARTS[part or "discriminator"].architecture
+    name = NAMING.parts[part or "discriminator"].architecture
     content = json.loads((out / "config.json").read_text())
     assert content["architectures"] == [name]
     assert content["hidden_size"] == (32 if part == "generator" else 64)
@@ -80,18 +84,18 @@ def test_the_files_of_every_part(part, run, tmp_path, monkeypatch, capsys):
 
 def test_an_export_is_a_source(run, tmp_path):
     directory, params = run
-    export.export(directory, tmp_path / "out", "encoder")
+    export(directory, tmp_path / "out", "encoder")
     found = load_encoder(str(tmp_path / "out"))
     expected = {"embeddings": params["embeddings"], "encoder": params["discriminator"]["encoder"]}
     jax.tree.map(np.testing.assert_array_equal, found.params, expected)
-    assert found.encoder_config == load_encoder(str(directory)).encoder_config
+    assert found.encoder_config.sizes() == load_encoder(str(directory)).encoder_config.sizes()
     assert found.tokenizer.hash == sources.vocabulary().hash
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_on_request_only(dtype, run, tmp_path):
-    export.export(run[0], tmp_path / "whole")
-    export.export(run[0], tmp_path / "half", dtype=dtype)
+    export(run[0], tmp_path / "whole")
+    export(run[0], tmp_path / "half", dtype=dtype)
     whole = load_file(tmp_path / "whole" / "model.safetensors")
     half = load_file(tmp_path / "half" / "model.safetensors")
     expected = jnp.dtype(dtype)
@@ -108,7 +112,7 @@ def test_numbers_too_large_for_float16_are_refused(tmp_path):
     with pytest.raises(
         UserError, match=r"qa_outputs.weight holds numbers .* not finite in float16"
     ):
-        file_tensors({"head": params}, "qa", "float16")
+        file_tensors({"head": params}, HuggingFaceLayout(NAMING, "qa"), "float16")
 
 
 def test_what_is_there_is_not_overwritten(run, tmp_path, monkeypatch, capsys):
@@ -151,27 +155,34 @@ def test_a_failure_leaves_nothing(run, tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("full")
 
-    monkeypatch.setattr(export, "write_tokenizer", fail)
+    monkeypatch.setattr(interop, "write_tokenizer", fail)
     with pytest.raises(OSError, match="full"):
-        export.export(run[0], tmp_path / "out")
+        export(run[0], tmp_path / "out")
     assert not any(tmp_path.iterdir())
 
 
 def fine_tuned(directory, kind: str, head: Params, labels: list[str] | None) -> Params:
     """A fine-tuning run, as small as can be."""
-    config = sources.recipe()
-    _, params = sources.random_params(config)
+    _, params = sources.random_params(sources.recipe())
     encoder = {"embeddings": params["embeddings"], "encoder": params["discriminator"]["encoder"]}
     params = encoder | {"head": head}
+    config = finetuning.get_config()
+    config.model.update(tiny.encoder_of(params).sizes())
+    config.data.update(kind={"qa": "squad", "tagging": "tagging"}.get(kind, "table"))
+    if kind in ("classification", "multilabel", "tagging"):
+        config.data.labels = tuple(labels or map(str, range(head["output"]["bias"].size)))
+    if kind == "tagging":
+        config.data.scheme = "plain"
+    if config.data.kind == "table":
+        config.data.target = kind
+    if kind == "regression":
+        config.data.value_range = (0.0, 5.0)
     # Small, so that sums differ little between libraries.
     params = jax.tree.map(lambda x: np.float32(0.1) * x, params)
     state = TrainState(np.int32(2), params, {})
     with Checkpoints(directory / "checkpoints", "hash", keep=1) as checkpoints:
         checkpoints.save(2, jax.tree.map(jax.numpy.asarray, state), {}, {})
     write_run_files(config, directory, sources.vocabulary(), {})
-    data = {"kind": {"qa": "squad", "tagging": "tagging"}.get(kind, "table"), "target": kind}
-    data |= {"labels": labels or [], "value_range": [0.0, 5.0] if kind == "regression" else []}
-    sources.change_json(directory / "config.json", task="finetune", data=data)
     return params
 
 
@@ -191,16 +202,16 @@ def linear(inputs: int, outputs: int) -> Params:
         ("multilabel", {"dense": 64, "output": 2}, ["a", "b"], "classifier",
          "multi_label_classification"),
         ("regression", {"dense": 64, "output": 1}, None, "classifier", "regression"),
-        ("tagging", {"output": 3}, ["O", "B", "I"], "tagger", None),
+        ("tagging", {"output": 3}, ["ADJ", "ADV", "NOUN"], "tagger", None),
         ("qa", {"output": 2}, None, "qa", None),
     ],
 )  # fmt: skip
 def test_fine_tuned_heads(kind, layers, labels, part, problem, tmp_path):
     head = {name: linear(64, outputs) for name, outputs in layers.items()}
     head = fine_tuned(tmp_path / "run", kind, head, labels)["head"]
-    export.export(tmp_path / "run", tmp_path / "out")
+    export(tmp_path / "run", tmp_path / "out")
     content = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert content["architectures"] == [PARTS[part].architecture]
+    assert content["architectures"] == [NAMING.parts[part].architecture]
     assert content.get("problem_type") == problem
     if labels:
         assert content["id2label"] == {str(i): label for i, label in enumerate(labels)}
@@ -210,11 +221,11 @@ def test_fine_tuned_heads(kind, layers, labels, part, problem, tmp_path):
         card = (tmp_path / "out" / "README.md").read_text()
         assert "It gives a number: 0 stands for 0.0, 1 for 5.0." in card
     tensors = load_file(tmp_path / "out" / "model.safetensors")
-    for name, theirs in PARTS[part].head.items():
+    for name, theirs in NAMING.parts[part].head.items():
         layer = head[name.removeprefix("head/")]
         np.testing.assert_array_equal(tensors[f"{theirs}.weight"], layer["kernel"].T)
         np.testing.assert_array_equal(tensors[f"{theirs}.bias"], layer["bias"])
-    export.export(tmp_path / "run", tmp_path / "encoder", "encoder")
+    export(tmp_path / "run", tmp_path / "encoder", "encoder")
     assert not any("classifier" in name for name in load_file(tmp_path / "encoder" / WEIGHTS))
 
 
@@ -229,12 +240,12 @@ def test_fine_tuned_heads(kind, layers, labels, part, problem, tmp_path):
 def test_heads_that_hugging_face_does_not_have_are_refused_with_advice(kind, layers, tmp_path):
     fine_tuned(tmp_path / "run", kind, {name: linear(64, n) for name, n in layers.items()}, None)
     with pytest.raises(UserError, match=r"--config.head=huggingface .*--part=encoder"):
-        export.export(tmp_path / "run", tmp_path / "out")
+        export(tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    export.export(tmp_path / "run", tmp_path / "out", "encoder")
+    export(tmp_path / "run", tmp_path / "out", "encoder")
 
 
 def test_labels_that_do_not_fit_are_refused(tmp_path):
     fine_tuned(tmp_path / "run", "tagging", {"output": linear(64, 3)}, ["a"])
     with pytest.raises(UserError, match=r"labels has 1 names, but the head has 3 outputs"):
-        export.export(tmp_path / "run", tmp_path / "out")
+        export(tmp_path / "run", tmp_path / "out")

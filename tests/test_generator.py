@@ -12,17 +12,19 @@ from electra_jax.config import get_config
 from electra_jax.data.tokenizers.base import SPECIAL_TOKENS
 from electra_jax.data.tokenizers.wordpiece import WordPiece
 from electra_jax.errors import UserError
-from electra_jax.interop.generator import generator_of, generator_weights
+from electra_jax.interop.generator import generator_weights
 from electra_jax.jobs.pretraining import refuse_other_tables
+from electra_jax.modeling.electra import network_of
 from electra_jax.objectives import Objective
 from electra_jax.sharding.mesh import make_mesh
-from electra_jax.training.checkpoint import Checkpoints
+from electra_jax.training.checkpoint import Checkpoints, restore_params
 from electra_jax.training.program import make_program, with_params
 from electra_jax.training.step import TrainState
 
 SETTINGS = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
 VOCABULARY = [*SPECIAL_TOKENS, *(f"word{i}" for i in range(tiny.VOCAB - 5))]
 TOKENIZER = WordPiece(VOCABULARY, **SETTINGS)
+STRUCTURE = tiny.objective("adversarial").structure()
 
 
 @functools.cache
@@ -46,7 +48,7 @@ def runs(tmp_path_factory) -> Path:
 
 
 def restored(run: Path) -> dict[str, np.ndarray]:
-    return tiny.flat(generator_of(run, TOKENIZER))
+    return tiny.flat(network_of(restore_params(run / "checkpoints")[1], "generator"))
 
 
 @pytest.mark.parametrize(
@@ -79,22 +81,21 @@ def test_weights_go_where_the_generator_reads_them_and_nowhere_else(runs, name, 
 
 
 def test_another_size_is_refused(runs):
-    structure = tiny.objective("adversarial").structure()
     with pytest.raises(
         UserError, match=r"init_from .* does not fit: embeddings/norm/bias is \(32,"
     ):
-        generator_weights(runs / "bert", TOKENIZER, structure)
+        generator_weights(runs / "bert", TOKENIZER, STRUCTURE)
 
 
 def test_another_tokenizer_is_refused(runs):
     other = WordPiece(VOCABULARY[::-1], **SETTINGS)
     with pytest.raises(UserError, match=r"init_from is '.*bert', .* another tokenizer"):
-        generator_of(runs / "bert", other)
+        generator_weights(runs / "bert", other, STRUCTURE)
 
 
 def test_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"checkpoints: there is no checkpoint"):
-        generator_of(tmp_path, TOKENIZER)
+        generator_weights(tmp_path, TOKENIZER, STRUCTURE)
 
 
 def test_run_without_a_generator_is_refused(tmp_path):
@@ -102,7 +103,7 @@ def test_run_without_a_generator_is_refused(tmp_path):
     with Checkpoints(tmp_path / "checkpoints", "hash", keep=1) as checkpoints:
         checkpoints.save(3, TrainState(np.int32(3), {"embeddings": np.zeros(2)}, {}), {}, {})
     with pytest.raises(UserError, match="has no generator"):
-        generator_of(tmp_path, TOKENIZER)
+        generator_weights(tmp_path, TOKENIZER, STRUCTURE)
 
 
 def test_shared_tables_are_those_of_both_sources_or_refused():

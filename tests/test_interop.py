@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import json
 import shutil
@@ -11,18 +12,24 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 from electra_jax.errors import UserError
+from electra_jax.finetune.heads.sentence import Classification, Regression
+from electra_jax.finetune.heads.span import Spans
 from electra_jax.interop.export import file_tensors
-from electra_jax.interop.huggingface import from_huggingface, to_huggingface
-from electra_jax.interop.pretrained import load_tower
-from electra_jax.interop.source import read_source
+from electra_jax.interop.layouts import HuggingFaceLayout
+from electra_jax.interop.source import Network, read_source
 from electra_jax.modeling.electra import Electra, ElectraConfig, network_of, structure
 from electra_jax.modeling.encoders.base import Context, EncoderConfig, encode
+from electra_jax.modeling.encoders.bert import NAMING
 from electra_jax.modeling.layers import gelu
 from electra_jax.objectives.electra import rtd_sums
 from electra_jax.objectives.masking import Masked
 from electra_jax.objectives.mlm import mlm_sums
 
 TOWERS = ("discriminator", "generator")
+
+
+def layout(part: str) -> HuggingFaceLayout:
+    return HuggingFaceLayout(NAMING, part)
 
 
 @functools.cache
@@ -41,7 +48,7 @@ class Oracle:
         self.graph, shapes = structure(ElectraConfig(**configs))
         self.tower = tower
         self.tensors = load_file(directory / f"{tower}.safetensors")
-        params = from_huggingface(self.tensors, network_of(shapes, tower), tower)
+        params = layout(tower).params(self.tensors, network_of(shapes, tower))
         self.params = jax.tree.map(jnp.asarray, params)
         (other,) = set(TOWERS) - {tower}
         self.rest = {other: jax.tree.map(lambda x: jnp.zeros(x.shape), shapes[other])}
@@ -135,7 +142,7 @@ def test_hidden_states_equal_hugging_face(oracle):
 def test_loss_and_the_gradient_of_every_tensor_equal_hugging_face(oracle):
     loss, grads = jax.jit(jax.value_and_grad(oracle.loss))(oracle.params)
     np.testing.assert_allclose(loss, oracle.outputs["loss"], atol=1e-5, rtol=0)
-    norms = {name: np.linalg.norm(x) for name, x in to_huggingface(grads, oracle.tower).items()}
+    norms = {name: np.linalg.norm(x) for name, x in layout(oracle.tower).tensors(grads).items()}
     assert norms.keys() == oracle.grad_norms.keys()
     off = {
         name: (norm, expected)
@@ -145,7 +152,20 @@ def test_loss_and_the_gradient_of_every_tensor_equal_hugging_face(oracle):
     assert off == {}
 
 
-FINE_TUNED = {"classifier3": "classifier", "regressor": "classifier", "span_qa": "qa"}
+FINE_TUNED = {
+    "classifier3": Classification(labels=("a", "b", "c"), style="huggingface"),
+    "regressor": Regression(style="huggingface"),
+    "span_qa": Spans(style="huggingface"),
+}
+
+
+def imported(directory, name: str) -> tuple[str, Network]:
+    """The only network there, with its fine-tuned head, if it has one; and which part it is."""
+    ((part, network),) = read_source(str(directory)).networks.items()
+    if name not in FINE_TUNED:
+        return part, network
+    assert part == FINE_TUNED[name].huggingface.part
+    return part, dataclasses.replace(network, head=FINE_TUNED[name].layers)
 
 
 @pytest.fixture
@@ -164,10 +184,8 @@ def directory_of(shared_data, tmp_path):
 
 @pytest.mark.parametrize("name", [*TOWERS, *FINE_TUNED])
 def test_what_was_imported_is_exported_byte_for_byte(name, directory_of):
-    source = read_source(str(directory_of(name)))
-    (part,) = source.networks
-    assert part == FINE_TUNED.get(name, name)
-    exported = file_tensors(load_tower(source, part, with_head=True), part)
+    part, network = imported(directory_of(name), name)
+    exported = file_tensors(network.params(with_head=True), layout(part))
     found = {name: (x.dtype, x.shape, x.tobytes()) for name, x in exported.items()}
     tensors = load_file(directory_of(name) / "model.safetensors")
     assert found == {name: (x.dtype, x.shape, x.tobytes()) for name, x in tensors.items()}
@@ -175,10 +193,8 @@ def test_what_was_imported_is_exported_byte_for_byte(name, directory_of):
 
 @pytest.mark.parametrize("name", FINE_TUNED)
 def test_fine_tuned_logits_equal_hugging_face(name, directory_of, shared_data):
-    source = read_source(str(directory_of(name)))
-    part = FINE_TUNED[name]
-    params = jax.tree.map(jnp.asarray, load_tower(source, part, with_head=True))
-    config = source.networks[part].config
+    part, network = imported(directory_of(name), name)
+    params, config = jax.tree.map(jnp.asarray, network.params(with_head=True)), network.config
     graph, shapes = structure(ElectraConfig(config, config, "all"))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape), shapes)
     zeros["discriminator"]["encoder"] = params["encoder"]
@@ -218,9 +234,9 @@ def test_fine_tuned_logits_equal_hugging_face(name, directory_of, shared_data):
 def test_export_and_import_are_inverse(tower, sharing):
     params = parameters(sharing=sharing)
     part = network_of(params, tower)
-    tensors = to_huggingface(part, tower)
+    tensors = layout(tower).tensors(part)
     assert sum(x.size for x in tensors.values()) == sum(x.size for x in jax.tree.leaves(part))
-    jax.tree.map(np.testing.assert_array_equal, from_huggingface(tensors, part, tower), part)
+    jax.tree.map(np.testing.assert_array_equal, layout(tower).params(tensors, part), part)
 
 
 def test_where_a_shared_tower_gets_its_parts():
@@ -238,7 +254,7 @@ def test_where_a_shared_tower_gets_its_parts():
 def test_layout_of_kernels():
     """`[out, in]` there; ours `[in, out]`, stacked, q, k, v fused in this order and heads split."""
     params = parameters()
-    tensors = to_huggingface(network_of(params, "discriminator"), "discriminator")
+    tensors = layout("discriminator").tensors(network_of(params, "discriminator"))
     layers = params["discriminator"]["encoder"]["layers"]
     name = "electra.encoder.layer.1."
     equal = np.testing.assert_array_equal
@@ -254,22 +270,21 @@ def test_layout_of_kernels():
 
 def generator_file() -> tuple[dict[str, np.ndarray], dict]:
     part = network_of(parameters(), "generator")
-    return {name: np.asarray(x) for name, x in to_huggingface(part, "generator").items()}, part
+    return {name: np.asarray(x) for name, x in layout("generator").tensors(part).items()}, part
 
 
 def test_tied_output_is_accepted():
     tensors, part = generator_file()
     word = tensors["electra.embeddings.word_embeddings.weight"]
     extra = {"generator_lm_head.weight": word}
-    jax.tree.map(
-        np.testing.assert_array_equal, from_huggingface(tensors | extra, part, "generator"), part
-    )
+    params = layout("generator").params(tensors | extra, part)
+    jax.tree.map(np.testing.assert_array_equal, params, part)
 
 
 def test_half_precision_files_become_float32():
     tensors, part = generator_file()
     halves = {name: x.astype(np.float16) for name, x in tensors.items()}
-    params = from_huggingface(halves, part, "generator")
+    params = layout("generator").params(halves, part)
     assert {x.dtype for x in jax.tree.leaves(params)} == {np.dtype(np.float32)}
 
 
@@ -280,7 +295,7 @@ def test_tensors_that_do_not_fit_are_all_named():
     tensors["electra.encoder.layer.0.output.dense.weight"] = np.zeros((32, 16), np.float32)
     tensors["generator_lm_head.weight"] = np.zeros((tiny.VOCAB, 8), np.float32)
     with pytest.raises(UserError) as error:
-        from_huggingface(tensors, part, "generator")
+        layout("generator").params(tensors, part)
     for problem in (
         "electra.embeddings_project.bias is missing",
         "electra.encoder.layer.2.output.dense.bias is not known",
@@ -292,6 +307,6 @@ def test_tensors_that_do_not_fit_are_all_named():
 
 def test_a_file_of_the_other_tower_is_refused():
     params = parameters()
-    tensors = to_huggingface(network_of(params, "discriminator"), "discriminator")
+    tensors = layout("discriminator").tensors(network_of(params, "discriminator"))
     with pytest.raises(UserError, match=r"discriminator_predictions.* is not known"):
-        from_huggingface(tensors, network_of(params, "generator"), "generator")
+        layout("generator").params(tensors, network_of(params, "generator"))

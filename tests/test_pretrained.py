@@ -18,9 +18,10 @@ from electra_jax.data.tokenizers.wordpiece import WordPiece
 from electra_jax.errors import UserError
 from electra_jax.interop import huggingface
 from electra_jax.interop.export import write
+from electra_jax.interop.layouts import HuggingFaceLayout
 from electra_jax.interop.pretrained import load_encoder, load_networks
-from electra_jax.interop.source import config_of
 from electra_jax.modeling.electra import network_of
+from electra_jax.modeling.encoders.bert import NAMING
 from electra_jax.modeling.params import Params
 from electra_jax.objectives import Objective, make_objective
 from electra_jax.run.workdir import write_run_files
@@ -74,11 +75,12 @@ def save_run(directory: Path, config: ConfigDict, params: Params) -> str:
 def save_huggingface(
     directory: Path, params: Params, part: str, tokenizer: WordPiece | None = None
 ) -> str:
-    tower = network_of(params, part.replace("encoder", "discriminator"))
+    network = network_of(params, part.replace("encoder", "discriminator"))
     if part == "encoder":
-        del tower["head"]
-    config = huggingface.to_config(config_of(tower, {}), part, 0)
-    write(directory, part, tower, config, tokenizer or vocabulary(), "float32", "")
+        del network["head"]
+    config = huggingface.to_config(tiny.encoder_of(network), part, 0)
+    layout = HuggingFaceLayout(NAMING, part)
+    write(directory, layout, network, config, tokenizer or vocabulary(), "float32", "")
     return str(directory)
 
 
@@ -108,7 +110,15 @@ def load(config: ConfigDict, location: str, vocab: list[str] = VOCAB, **changes)
     config.update_from_flattened_dict(changes)
     log: list[str] = []
     tokenizer = vocabulary(vocab)
-    loaded = load_networks(config, make_objective(config, tokenizer), tokenizer, log.append)
+    loaded = load_networks(
+        make_objective(config, tokenizer),
+        tokenizer,
+        log.append,
+        init_from=location,
+        init_missing=config.init_missing,
+        init_resize=config.init_resize,
+        seed=config.seed,
+    )
     return loaded, log
 
 

@@ -10,15 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_export
+import tiny
 import tiny_run
 from flax import nnx
 from stdlib_text import stdlib_documents
 
 from electra_jax.data import tokenizers
 from electra_jax.data.tokenizers.base import Tokenizer, encode_with_special_tokens
-from electra_jax.interop.export import USAGE, export
-from electra_jax.interop.pretrained import load_encoder, load_tower
-from electra_jax.interop.source import config_of, parts_of, read_source
+from electra_jax.interop.export import USES
+from electra_jax.interop.pretrained import load_encoder
+from electra_jax.interop.source import parts_of, read_source
+from electra_jax.jobs.exporting import export
 from electra_jax.modeling.electra import Electra, ElectraConfig, structure
 from electra_jax.modeling.encoders.base import Context, EncoderConfig, encode
 from electra_jax.modeling.layers import gelu
@@ -124,7 +126,7 @@ def our_batch(tokenizer: Tokenizer) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("part", PRETRAINING_PARTS)
 def test_parts_of_a_run_load_and_give_our_logits(run, part, tmp_path):
     export(run, tmp_path / "out", part)
-    model = load_without_complaint(tmp_path / "out", USAGE[part])
+    model = load_without_complaint(tmp_path / "out", USES[part][0])
     ours = our_batch(tokenizers.load(run / "tokenizer"))
     tokenizer = huggingface().AutoTokenizer.from_pretrained(tmp_path / "out")
     theirs = tokenizer(sentences(), padding="max_length", truncation=True, return_tensors="np")
@@ -134,7 +136,7 @@ def test_parts_of_a_run_load_and_give_our_logits(run, part, tmp_path):
         np.testing.assert_array_equal(theirs[name], expected)
     towers = parts_of(restore_params(run / "checkpoints")[1])
     tower = towers[part if part in towers else "discriminator"]
-    expected = our_outputs(tower, config_of(tower, {}), part, ours)
+    expected = our_outputs(tower, tiny.encoder_of(tower), part, ours)
     assert np.ptp(expected) > 0.01
     assert_close(their_outputs(model, theirs), expected, ours["attention_mask"])
 
@@ -149,7 +151,7 @@ def test_the_generator_fills_masks(run, tmp_path):
     place = ids[0].tolist().index(tokenizer.mask_id)
     tower = parts_of(restore_params(run / "checkpoints")[1])["generator"]
     batch = {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}
-    logits = our_outputs(tower, config_of(tower, {}), "generator", batch)[0, place]
+    logits = our_outputs(tower, tiny.encoder_of(tower), "generator", batch)[0, place]
     assert [answer["token"] for answer in found] == np.argsort(-logits)[:3].tolist()
     probabilities = np.asarray(jax.nn.softmax(logits))[[answer["token"] for answer in found]]
     np.testing.assert_allclose([answer["score"] for answer in found], probabilities, rtol=1e-4)
@@ -160,7 +162,7 @@ def test_half_precision_is_loaded_as_such(dtype, tmp_path):
     head = {"dense": test_export.linear(64, 64), "output": test_export.linear(64, 3)}
     test_export.fine_tuned(tmp_path / "run", "classification", head, None)
     export(tmp_path / "run", tmp_path / "out", dtype=dtype)
-    model = load_without_complaint(tmp_path / "out", USAGE["classifier"])
+    model = load_without_complaint(tmp_path / "out", USES["classifier"][0])
     assert {str(x.dtype) for x in model.parameters()} == {f"torch.{dtype}"}
 
 
@@ -177,11 +179,11 @@ def test_fine_tuned_heads_load_and_give_the_same_logits(part, tmp_path):
     head = {name: test_export.linear(64, outputs) for name, outputs in layers.items()}
     params = test_export.fine_tuned(tmp_path / "run", kind, head, None)
     export(tmp_path / "run", tmp_path / "out")
-    model = load_without_complaint(tmp_path / "out", USAGE[part])
+    model = load_without_complaint(tmp_path / "out", USES[part][0])
     rng = np.random.default_rng(0)
     ids = rng.integers(5, 31, (4, 16))
     batch = {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids % 2}
-    hidden = our_outputs(params, config_of(params, {}), "encoder", batch)
+    hidden = our_outputs(params, tiny.encoder_of(params), "encoder", batch)
     linear = lambda name, x: x @ params["head"][name]["kernel"] + params["head"][name]["bias"]  # noqa: E731
     if part == "classifier":
         hidden = np.asarray(gelu(jnp.asarray(linear("dense", hidden[:, 0]))))
@@ -231,7 +233,7 @@ def test_random_electra_models_of_theirs_give_the_same_logits_here(shape, tmp_pa
     model = getattr(huggingface(), cls)(their_config("ElectraConfig", shape)).eval()
     model.save_pretrained(tmp_path)
     source = read_source(str(tmp_path))
-    params = load_tower(source, part, with_head=True)
+    params = source.networks[part].params(with_head=True)
     batch = random_batch()
     found = our_outputs(params, source.networks[part].config, part, batch)
     assert_close(found, their_outputs(model, batch), batch["attention_mask"])

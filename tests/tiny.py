@@ -12,6 +12,7 @@ from electra_jax.modeling.electra import ElectraConfig
 from electra_jax.modeling.encoders import ENCODERS
 from electra_jax.modeling.encoders.base import EncoderConfig
 from electra_jax.modeling.heads import CopyHead, MaskedLMHead
+from electra_jax.modeling.params import Params
 from electra_jax.objectives import Objective
 from electra_jax.objectives.adversarial import AdversarialTokenDetection
 from electra_jax.objectives.electra import ReplacedTokenDetection
@@ -135,6 +136,22 @@ def encoder_config(**changes) -> EncoderConfig:
     }
     values = usual | changes
     return ENCODERS[values["encoder"]].Config(**values)
+
+
+def encoder_of(params: Params) -> EncoderConfig:
+    """What the encoder in `{"embeddings", "encoder"}` has been made with."""
+    tables, layers = params["embeddings"], params["encoder"]["layers"]
+    num_layers, hidden_size, _, num_heads, _ = layers["attention"]["qkv"]["kernel"].shape
+    return encoder(
+        vocab_size=len(tables["word"]),
+        embedding_size=tables["word"].shape[1],
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        intermediate_size=layers["up"]["kernel"].shape[-1],
+        max_positions=len(tables["position"]),
+        token_types=len(tables["token_type"]),
+    )
 
 
 def optimizer(**changes) -> OptimizerConfig:

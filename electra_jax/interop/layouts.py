@@ -68,7 +68,7 @@ class Layout(ABC):
             elif name not in expected:
                 problems.append(f"{name} is not known")
             elif not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize > 4:
-                problems.append(f"{name} holds {x.dtype}; allowed: floating types up to float32")
+                problems.append(f"{name} holds {x.dtype}; allowed: float32, or smaller floats")
             elif not np.isfinite(x).all():
                 problems.append(f"{name} holds numbers that are not finite")
         if problems:

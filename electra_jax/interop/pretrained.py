@@ -68,10 +68,10 @@ def load_encoder(location: str) -> Pretrained:
     source = read_source(location)
     if source.tokenizer is None:
         raise UserError(f"{location}: there is no vocabulary beside the weights")
-    check_height(source)
     part = next(x for x in ("discriminator", "encoder", "generator") if x in source.networks)
     network = source.networks[part]
     params = load(source, part, with_head=False)
+    check_height(source)
     use = Use(network, network.layout.paths(params))
     return Pretrained(network.config, params, source.tokenizer, [*table(source, [use])])
 

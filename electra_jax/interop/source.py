@@ -6,7 +6,7 @@ the original program.
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,7 @@ from electra_jax.training.checkpoint import restore_params
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 HEADS = {"discriminator": ReplacedTokenHead, "generator": MaskedLMHead}  # by part
+Make = Callable[[EncoderConfig, nnx.Rngs], nnx.Module]
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5")  # other formats of the same weights
 
 
@@ -41,14 +42,14 @@ class Network:
     """An encoder with its embeddings and, mostly, a head.
 
     Attributes:
-      head: the class of the head, if it is one of pre-training's.
+      head: makes the head, if it is one of pre-training's.
       layout: says what the tensors are.
       tensors: by their names in the layout.
       origins: for each of them, its name in the source.
     """
 
     config: EncoderConfig
-    head: type | None
+    head: Make | None
     layout: Layout
     tensors: dict[str, np.ndarray]
     origins: dict[str, str]
@@ -80,10 +81,10 @@ class Source:
     tokenizer: Tokenizer | None
 
 
-def structure(config: EncoderConfig, head: type | None) -> Params:
+def structure(config: EncoderConfig, head: Make | None) -> Params:
     """Shapes of `{"embeddings", "encoder", "head"}`, without head if there is none."""
 
-    def shapes(module: type) -> Params:
+    def shapes(module: Make) -> Params:
         return nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: module(config, nnx.Rngs(0)))))
 
     kind = encoder_class(config)
