@@ -255,7 +255,7 @@ def main(place: Path, devices: int, *flags: str) -> subprocess.CompletedProcess:
 
 
 def test_from_eight_devices_to_one_and_back(place):
-    """The encoder was trained on 8; questions are learnt on 1, and then again on 8."""
+    """The encoder was trained on 8; questions are learned on 1, and then again on 8."""
     flags = [
         f"--config={ROOT}/configs/squad.py:v1.1",
         *("--config.init_from=encoder", "--workdir=squad", "--config.data.max_length=32"),

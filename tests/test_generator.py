@@ -35,7 +35,7 @@ def start(objective: Objective, seed: int) -> TrainState:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """Two: of masked language modelling, and of ELECTRA with a generator of half the width."""
+    """Two: of masked language modeling, and of ELECTRA with a generator of half the width."""
     path = tmp_path_factory.mktemp("runs")
     for name, objective in {
         "bert": tiny.objective("mlm", embedding_size=32),

@@ -154,7 +154,7 @@ def test_scores_follow_the_task(name, expected, tmp_path):
     assert one.main_metric == next(iter(expected))
 
 
-def test_probabilities_are_those_of_the_logits_and_unlabelled_examples_do_not_count(tmp_path):
+def test_probabilities_are_those_of_the_logits_and_unlabeled_examples_do_not_count(tmp_path):
     mnli = task("mnli", tmp_path)
     examples = [Example(str(i), "a", "b", label) for i, label in enumerate(mnli.head.labels)]
     predictions = mnli.predict(examples, ROWS_OF[3], {"logits": 5 * np.eye(3, dtype=np.float32)})

@@ -172,18 +172,18 @@ def test_missing_and_unknown_ids_are_counted(run, tmp_path):
         (["{v1}", "{bad}"], "bad.json: 'a' is '3'; expected text"),
         (["{v1}", "{good}", "--null_odds={good}"], "all questions of .*v1.json have an answer"),
         (["{v2}", "{good}", "--null_odds={good}"], "good.json: 'a' is 'x'; expected a number"),
-        (["{unlabelled}", "{good}"], "question 'a' has no answers; nothing to score"),
+        (["{unlabeled}", "{good}"], "question 'a' has no answers; nothing to score"),
         (["{twice}", "{good}"], "twice.json: the id 'a' is there twice"),
         (["{good}", "{good}"], "good.json: data: found nothing; expected a list"),
     ],
 )
 def test_mistakes_are_named(run, tmp_path, arguments, message):
-    unlabelled = data(a=["x"])
-    del unlabelled["data"][0]["paragraphs"][0]["qas"][0]["answers"]
+    unlabeled = data(a=["x"])
+    del unlabeled["data"][0]["paragraphs"][0]["qas"][0]["answers"]
     contents = {
         "v1": data(a=["x"]),
         "v2": data(a=[]),
-        "unlabelled": unlabelled,
+        "unlabeled": unlabeled,
         "twice": {"data": 2 * data(a=["x"])["data"]},
         "good": {"a": "x"},
         "bad": {"a": 3},

@@ -234,7 +234,7 @@ def test_scores_count_whole_entities(tmp_path):
     ]
     assert predictions[0].entities == ((0, 1, "PER"), (3, 4, "LOC"))
     assert predictions[0].probabilities == pytest.approx([8 / 16] * 4)
-    # One of the three found is right, one of two is found; the unlabelled sentence does not count.
+    # One of the three found is right, one of two is found; the unlabeled sentence does not count.
     scores = task.score(examples, predictions)
     assert scores == pytest.approx({"f1": 0.4, "precision": 1 / 3, "recall": 0.5, "accuracy": 0.4})
 

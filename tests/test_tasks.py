@@ -31,18 +31,18 @@ def features(task: Task, split: str, training: bool = False) -> dict[str, np.nda
 
 
 @EVERY
-def test_labelled_splits_are_read_with_their_answers_and_others_without(case, tmp_path):
+def test_labeled_splits_are_read_with_their_answers_and_others_without(case, tmp_path):
     task = case.make(tmp_path)
     assert (task.eval_splits, task.test_splits) == (("dev",), ("test",))
     assert task.read("train") == task.read("dev") == case.examples
-    assert not any(map(task.is_labelled, task.read("test")))
+    assert not any(map(task.is_labeled, task.read("test")))
     assert len(task.read("test")) == len(case.examples)
 
 
 @EVERY
 def test_compressed_files_and_marked_ones_hold_the_same(case, tmp_path):
     """GLUE's files have fixed names."""
-    content = b"\xef\xbb\xbf" + case.labelled.encode()
+    content = b"\xef\xbb\xbf" + case.labeled.encode()
     assert case.make(tmp_path / "marked", dev=content).read("dev") == case.examples
     if "source" in dir(case.kind.Settings):
         return
@@ -67,10 +67,10 @@ def test_rows_have_what_network_and_head_read(case, tmp_path):
         np.testing.assert_array_equal(found, expected)
         assert rows[name].sum() - expected.sum() == expected.size - rows[name].size  # all -1
         assert rows[name].dtype == (np.float32 if expected.dtype == float else np.int32)
-    unlabelled = features(task, "test", training=False)
-    assert not {*case.targets} & {*unlabelled}
+    unlabeled = features(task, "test", training=False)
+    assert not {*case.targets} & {*unlabeled}
     for name in ("input_ids", "segment_ids"):
-        np.testing.assert_array_equal(unlabelled[name], rows[name])
+        np.testing.assert_array_equal(unlabeled[name], rows[name])
 
 
 @EVERY
@@ -138,12 +138,12 @@ def test_examples_to_predict_come_from_files_and_objects_without_their_answers(c
     task = case.make(tmp_path)
     expected = task.read("test")
     path = str(tmp_path / f"dev{case.suffix}")
-    assert task.unlabelled(path) == expected
+    assert task.unlabeled(path) == expected
     assert task.example(3, case.object, "line 1") == expected[0]
     nameless = {name: x for name, x in case.object.items() if name != "id"}
     assert task.example(3, nameless, "line 1").id == "3"
     lines = saved(tmp_path / "new.jsonl", json.dumps(case.object))
-    assert task.unlabelled(lines) == expected[:1]
+    assert task.unlabeled(lines) == expected[:1]
     for name in nameless:
         for bad in ({}, {name: 3}, {name: [1]}, {name: None}):
             values = {key: x for key, x in case.object.items() if key != name} | bad
@@ -177,7 +177,7 @@ def test_splits_and_files_that_are_not_there_are_named(case, tmp_path):
 
 @EVERY
 def test_text_that_is_not_utf8_is_named_by_its_line(case, tmp_path):
-    content = case.labelled.encode() + b"\n\xef"
+    content = case.labeled.encode() + b"\n\xef"
     line = content.count(b"\n") + 1
     with pytest.raises(UserError) as error:
         case.make(tmp_path, train=content).read("train")

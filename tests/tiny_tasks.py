@@ -97,7 +97,7 @@ class Case:
     """A kind of task.
 
     Attributes:
-      labelled, unlabelled: the content of `train` and `dev`, and of `test`.
+      labeled, unlabeled: the content of `train` and `dev`, and of `test`.
       suffix: of the names of the files.
       settings: beside the files.
       examples: those of `dev`, in order.
@@ -109,8 +109,8 @@ class Case:
     """
 
     kind: type[Task]
-    labelled: str
-    unlabelled: str
+    labeled: str
+    unlabeled: str
     suffix: str
     examples: list[Any]
     targets: dict[str, Any]
@@ -128,7 +128,7 @@ class Case:
 
     def make(self, directory: Path, log: Callable[[str], None] = print, **changes: Any) -> Task:
         """The task, its files below `directory`; `changes` are settings, or contents by split."""
-        contents = {"train": self.labelled, "dev": self.labelled, "test": self.unlabelled}
+        contents = {"train": self.labeled, "dev": self.labeled, "test": self.unlabeled}
         paths = {
             split: saved(directory / f"{split}{self.suffix}", changes.pop(split, content))
             for split, content in contents.items()
@@ -166,8 +166,8 @@ def table_case(target: str, labels: list, parsed: list, **fields: Any) -> Case:
     examples = [dataclasses.replace(x, label=y) for x, y in zip(TEXTS, parsed, strict=True)]
     return Case(
         kind=TableTask,
-        labelled=table(labels),
-        unlabelled=table(),
+        labeled=table(labels),
+        unlabeled=table(),
         suffix=".jsonl",
         settings={"target": target},
         examples=examples,
@@ -183,8 +183,8 @@ def squad_case(questions: list[Question], **fields: Any) -> Case:
     entries = [(x.id, x.question, x.context, [y.text for y in x.answers]) for x in questions]
     return Case(
         kind=SquadTask,
-        labelled=squad(*entries),
-        unlabelled=squad(*((*entry[:3], None) for entry in entries)),
+        labeled=squad(*entries),
+        unlabeled=squad(*((*entry[:3], None) for entry in entries)),
         suffix=".json",
         examples=questions,
         answers=[{"id": x.id, "text": x.answers[0].text if x.answers else ""} for x in questions],
@@ -199,8 +199,8 @@ def tagging_case(*sentences: tuple[str, str], **fields: Any) -> Case:
     lines = [[f"{word} {tag}" for word, tag in zip(*pair, strict=True)] for pair in pairs]
     return Case(
         kind=TaggingTask,
-        labelled="\n\n".join(map("\n".join, lines)),
-        unlabelled="\n\n".join("\n".join(words) for words, _ in pairs),
+        labeled="\n\n".join(map("\n".join, lines)),
+        unlabeled="\n\n".join("\n".join(words) for words, _ in pairs),
         suffix=".txt",
         examples=[Sentence(str(i), tuple(x), tuple(y)) for i, (x, y) in enumerate(pairs)],
         answers=[{"id": str(i), "words": x, "tags": y} for i, (x, y) in enumerate(pairs)],
@@ -214,8 +214,8 @@ CASES = {
     "glue": Case(
         kind=GlueTask,
         name="rte",
-        labelled=RTE,
-        unlabelled=RTE.replace("\tlabel", "\tx"),
+        labeled=RTE,
+        unlabeled=RTE.replace("\tlabel", "\tx"),
         suffix=".tsv",
         examples=PAIRS,
         targets={"label": [0, 1, 1]},

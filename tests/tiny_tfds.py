@@ -60,10 +60,10 @@ class TinyGlue(tfds.core.GeneratorBasedBuilder):
         }[self.builder_config.name]
         return {split: self._generate_examples(split.startswith("test")) for split in splits}
 
-    def _generate_examples(self, unlabelled):
+    def _generate_examples(self, unlabeled):
         for number in range(20):
             texts = [f"naïve {number}", f"b {number}"]
-            label = -1 if unlabelled else number if self._similarity else number % 3
+            label = -1 if unlabeled else number if self._similarity else number % 3
             yield (
                 number,
                 dict(zip(self._pair, texts, strict=True)) | {"label": label, "idx": number},

@@ -190,7 +190,7 @@ class CountTask(FileTask):
     def head(self):
         return HEADS["counting"](scale=self.settings.scale)
 
-    def is_labelled(self, example):
+    def is_labeled(self, example):
         return bool(example[0])
 
     def read_file(self, split, path):
@@ -199,7 +199,7 @@ class CountTask(FileTask):
     def features(self, examples, tokenizer, max_length, training):
         arrays = encode_texts(tokenizer, [(text, None) for _, text in examples], max_length)
         arrays["example"] = np.arange(len(examples), dtype=np.int32)
-        if all(map(self.is_labelled, examples)):
+        if all(map(self.is_labeled, examples)):
             counts = [int(number) for number, _ in examples]
             arrays["count"] = np.array(counts, np.float32) / self.settings.scale
         return arrays

@@ -13,7 +13,7 @@ from electra_jax.training.prediction import Predict, predict_rows
 INPUTS = ("input_ids", "segment_ids", "position_ids", "token_type_ids")
 
 Predictions = dict[str, list]  # of each split
-Scores = dict[str, dict[str, float]]  # of each labelled split
+Scores = dict[str, dict[str, float]]  # of each labeled split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,14 +75,14 @@ class Evaluation:
         return found
 
     def scores(self, predictions: Predictions) -> Scores:
-        """The scores of the labelled splits."""
+        """The scores of the labeled splits."""
         task = self.predictor.task
         return {
             name: task.score(self.splits[name][0], predictions[name]) for name in task.eval_splits
         }
 
     def floors(self) -> dict[str, float]:
-        """The main score of always giving the same answer, for each labelled split."""
+        """The main score of always giving the same answer, for each labeled split."""
         task = self.predictor.task
         return {name: task.floor(self.splits[name][0]) for name in task.eval_splits}
 

@@ -22,7 +22,7 @@ def failed_splits(scores: Scores, floors: dict[str, float], metric: str) -> dict
     """The splits whose main score always giving the same answer reaches, too, with warnings."""
     return {
         split: f"warning: {split}: {metric} {scores[split][metric]:.4f} is no better than that of "
-        f"always giving the same answer, {floor:.4f}: nothing is learnt"
+        f"always giving the same answer, {floor:.4f}: nothing is learned"
         for split, floor in floors.items()
         if scores[split][metric] <= floor
     }

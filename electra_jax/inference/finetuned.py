@@ -1,7 +1,7 @@
 """What a fine-tuned run answers to new examples: no training data, no labels, no scores.
 
 The completed configuration of a run holds all that its task needs. An example is a row of a file,
-or a JSON object; see `Task.unlabelled` and `Task.example`.
+or a JSON object; see `Task.unlabeled` and `Task.example`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,8 +52,8 @@ class FineTuned(Model):
         )
 
     def read(self, path: str) -> list[Any]:
-        """See `Task.unlabelled`."""
-        return self.task.unlabelled(path, self.by_line)
+        """See `Task.unlabeled`."""
+        return self.task.unlabeled(path, self.by_line)
 
     def example(self, number: int, values: Mapping[str, Any], where: str) -> Any:
         """See `Task.example`."""

@@ -200,7 +200,7 @@ def complete(config: ConfigDict, task: Task, encoder: EncoderConfig, num_rows: i
     config.checkpoint.every_steps = config.checkpoint.every_steps or config.eval_every_steps
     check_best(config.checkpoint, config.eval_every_steps)
     if config.checkpoint.keep_best and not task.eval_splits:
-        raise UserError("config.checkpoint.keep_best needs a labelled config.data.dev")
+        raise UserError("config.checkpoint.keep_best needs a labeled config.data.dev")
     optimizer = config.optimizer
     optimizer.learning_rate = optimizer.learning_rate or learning_rate(encoder)
     optimizer.layerwise_decay = optimizer.layerwise_decay or layerwise_decay(encoder)
@@ -290,7 +290,7 @@ def run_together(
 def evaluate(
     work: Work, params: Params, known: Predictions, is_stopped: IsStopped
 ) -> dict[str, float] | None:
-    """The scores of all labelled splits, whose predictions join `known`; None if stopped."""
+    """The scores of all labeled splits, whose predictions join `known`; None if stopped."""
     found = work.evaluation.predictions(params, work.task.eval_splits, is_stopped)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Masked language modelling: BERT's objective with masks drawn anew in every step (spec 3.9).
+"""Masked language modeling: BERT's objective with masks drawn anew in every step (spec 3.9).
 
 It is also the generator's half of ELECTRA, so its pieces are shared with `electra.py`.
 """

@@ -43,7 +43,7 @@ RECONSTRUCTION = {
 
 @dataclasses.dataclass(frozen=True)
 class ReplaceMLM(CorruptedText):
-    """Masked language modelling whose input has samples of a generator in place of `[MASK]`."""
+    """Masked language modeling whose input has samples of a generator in place of `[MASK]`."""
 
     discriminator_term: ClassVar[str] = "reconstruction_loss"
     head: ClassVar[type] = MaskedLMHead
@@ -80,7 +80,7 @@ class ReplaceMLM(CorruptedText):
 
 @dataclasses.dataclass(frozen=True)
 class AllTokensMLM(CorruptedText):
-    """Masked language modelling at all positions, with a copy mechanism."""
+    """Masked language modeling at all positions, with a copy mechanism."""
 
     discriminator_term: ClassVar[str] = "reconstruction_loss"
     head: ClassVar[type] = CopyHead

@@ -47,7 +47,7 @@ class Task(ABC):
         input_ids, segment_ids (1, and 0 for padding), position_ids, token_type_ids   int32 [N, L]
         example: the index of the example that a row belongs to                     int32 [N]
 
-    and, if all examples are labelled, what the head is trained on. L is `max_length`, or less if no
+    and, if all examples are labeled, what the head is trained on. L is `max_length`, or less if no
     row needs so much. Outputs are those of the head, with as many rows as the features, in the same
     order.
 
@@ -59,9 +59,9 @@ class Task(ABC):
 
     Attributes:
       Settings: a frozen dataclass of the task's own fields of `config.data`.
-      can_read_lines: whether `unlabelled` can be told that there is an example a line.
+      can_read_lines: whether `unlabeled` can be told that there is an example a line.
       head: what the network predicts.
-      eval_splits: the labelled splits beside `train`; they are predicted and scored.
+      eval_splits: the labeled splits beside `train`; they are predicted and scored.
       test_splits: splits without labels; they are predicted, never scored.
       metrics: of the scores, the main one, by which runs are compared, first.
     """
@@ -126,22 +126,22 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def is_labelled(self, example: Any) -> bool:
+    def is_labeled(self, example: Any) -> bool:
         """Whether the right answer to an example is known."""
 
     def score(self, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-        """Scores over all labelled examples; empty if there are none."""
+        """Scores over all labeled examples; empty if there are none."""
         pairs = zip(examples, predictions, strict=True)
-        pairs = [(example, guess) for example, guess in pairs if self.is_labelled(example)]
+        pairs = [(example, guess) for example, guess in pairs if self.is_labeled(example)]
         return self.compare(*zip(*pairs, strict=True)) if pairs else {}
 
     @abstractmethod
     def compare(self, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-        """As `score`, for examples that are all labelled, and at least one."""
+        """As `score`, for examples that are all labeled, and at least one."""
 
     @abstractmethod
     def floor(self, examples: Sequence[Any]) -> float:
-        """The main score of the best answer that is the same for all of these labelled examples."""
+        """The main score of the best answer that is the same for all of these labeled examples."""
 
     def write(self, predictions: Sequence[Any], directory: Path, split: str) -> list[Path]:
         """Writes the predictions of a split; returns the files, each written as a whole or not.
@@ -167,7 +167,7 @@ class Task(ABC):
     def answer(self, prediction: Any) -> dict[str, Any]:
         """A prediction as a JSON object."""
 
-    def unlabelled(self, path: str, by_line: bool = False) -> list[Any]:
+    def unlabeled(self, path: str, by_line: bool = False) -> list[Any]:
         """The examples of a file, in order; labels that are in it are not read.
 
         Args:
@@ -204,7 +204,7 @@ class Labels:
 
 
 class FileTask(Task):
-    """A task whose splits are files, labelled or not, as their content says.
+    """A task whose splits are files, labeled or not, as their content says.
 
     Files are not read before they are asked for, and then once.
     """
@@ -229,9 +229,9 @@ class FileTask(Task):
 
     @cached_property
     def eval_splits(self) -> tuple[str, ...]:
-        """The labelled splits beside `train`."""
+        """The labeled splits beside `train`."""
         others = [split for split in self.files if split != TRAIN]
-        return tuple(split for split in others if all(map(self.is_labelled, self.read(split))))
+        return tuple(split for split in others if all(map(self.is_labeled, self.read(split))))
 
     @property
     def test_splits(self) -> tuple[str, ...]:

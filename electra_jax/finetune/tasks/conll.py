@@ -61,11 +61,11 @@ def read_sentences(path: str, expected: int | None) -> tuple[list[Sentence], int
             )
     if expected is not None and columns > expected:
         raise UserError(f"{path}: {columns} columns; the training file has {expected}")
-    labelled = columns >= (expected or 2)
+    labeled = columns >= (expected or 2)
     sentences = [
         Sentence(
             words=tuple(fields[0] for _, fields in group),
-            tags=tuple(fields[-1] for _, fields in group) if labelled else None,
+            tags=tuple(fields[-1] for _, fields in group) if labeled else None,
             line=group[0][0],
         )
         for group in groups

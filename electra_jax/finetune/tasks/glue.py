@@ -105,7 +105,7 @@ _LAYOUTS = {
 }
 NAMES = tuple(_LAYOUTS)
 
-# CoLA's labelled files have no line of names.
+# CoLA's labeled files have no line of names.
 _COLA_COLUMNS = ["source", "label", "mark", "sentence"]
 
 # The files of a submission, without their ending.
@@ -200,12 +200,12 @@ class GlueTask(SentenceTask):
     def _read_file(self, split: str) -> list[Example]:
         path = self.place(split)
         lines = read_lines(path)
-        labelled = split not in self.test_splits
-        if self.name == "cola" and labelled:
+        labeled = split not in self.test_splits
+        if self.name == "cola" and labeled:
             columns, first = _COLA_COLUMNS, 0
         else:
             columns, first = lines[0].split("\t") if lines else [], 1
-        for column in (*self._layout.text, *([self._layout.label] if labelled else [])):
+        for column in (*self._layout.text, *([self._layout.label] if labeled else [])):
             if column not in columns:
                 raise UserError(
                     f"{path}, line 1: there is no column {column!r}; found {', '.join(columns)}"
@@ -213,7 +213,7 @@ class GlueTask(SentenceTask):
         examples, malformed = [], []
         for row, line in enumerate(lines[first:]):
             try:
-                examples.append(self._example(columns, line.split("\t"), row, labelled))
+                examples.append(self._example(columns, line.split("\t"), row, labeled))
             except ValueError as error:
                 message = f"{path}, line {row + first + 1}: {error}"
                 if split != TRAIN or self.settings.on_error == "raise":
@@ -223,12 +223,12 @@ class GlueTask(SentenceTask):
             self.log(f"left out: {len(malformed):,} malformed rows, the first is {malformed[0]}")
         return examples
 
-    def _example(self, columns: list[str], fields: list[str], row: int, labelled: bool) -> Example:
+    def _example(self, columns: list[str], fields: list[str], row: int, labeled: bool) -> Example:
         """The example of a row. ValueError says what is wrong with it."""
         if len(fields) != len(columns):
             raise ValueError(f"{len(fields)} fields; the file has {len(columns)} columns")
         values = dict(zip(columns, fields, strict=True))
-        label = self._label(values[self._layout.label]) if labelled else None
+        label = self._label(values[self._layout.label]) if labeled else None
         return dataclasses.replace(self.example(row, values, ""), label=label)
 
     def _label(self, value: str) -> Label:
@@ -251,13 +251,13 @@ class GlueTask(SentenceTask):
         names = self._layout.tfds_labels or self._layout.labels
         records = read_data_set(f"{self.settings.source}/{config}", theirs, *fields, "label", "idx")
         records.sort(key=lambda record: record["idx"])
-        labelled = split not in self.test_splits
+        labeled = split not in self.test_splits
         return [
             Example(
                 str(record["idx"]),
                 *(*(record[field] for field in fields), None)[:2],
                 (names[int(record["label"])] if names else float(record["label"]))
-                if labelled
+                if labeled
                 else None,
             )
             for record in records

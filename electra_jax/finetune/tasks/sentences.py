@@ -73,7 +73,7 @@ class SentenceTask(Task):
             texts += [(b, a) for a, b in texts]
             index = np.concatenate([index, index])
         arrays = {**encode_texts(tokenizer, texts, max_length), "example": index}
-        if all(map(self.is_labelled, examples)):
+        if all(map(self.is_labeled, examples)):
             arrays["label"] = self.head.targets([example.label for example in examples])[index]
         return arrays
 
@@ -90,8 +90,8 @@ class SentenceTask(Task):
             )
         ]
 
-    def is_labelled(self, example: Example) -> bool:
-        """See `Task.is_labelled`."""
+    def is_labeled(self, example: Example) -> bool:
+        """See `Task.is_labeled`."""
         return example.label is not None
 
     def compare(

@@ -8,7 +8,6 @@ predicted text is `context[start:end]`, in every script, with all its spaces and
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from electra_jax.errors import UserError
 from electra_jax.files import write_text
 from electra_jax.finetune.heads.span import Spans
 from electra_jax.finetune.tasks import squad_files, squad_scores, squad_spans, squad_windows
-from electra_jax.finetune.tasks.base import TRAIN, Files, FileTask
+from electra_jax.finetune.tasks.base import TRAIN, Files, FileTask, Log
 from electra_jax.finetune.tasks.squad_files import Example
 from electra_jax.finetune.tasks.squad_spans import Span
 from electra_jax.finetune.tasks.squad_windows import Context, Window
@@ -30,6 +29,7 @@ from electra_jax.settings import COUNT, one_of, setting
 
 MAX_QUESTION = 64  # tokens of a question that are kept
 F1 = Metric("F1", "%", better="higher", console="f1", figure="Scores", tile="{:.4g}")
+EXACT = dataclasses.replace(F1, label="exact match", console="exact")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,25 +75,15 @@ class SquadTask(FileTask):
 
     settings: Settings
 
-    @cached_property
-    def head(self) -> Spans:
-        """See `Task.head`."""
-        return Spans(style=self.style)
+    def __init__(self, name: str, settings: Settings, style: str = "original", log: Log = print):
+        super().__init__(name, settings, style, log)
+        self.head = Spans(style=style)
+        self.metrics = {"f1": F1, "exact" if settings.unanswerable else "exact_match": EXACT}
+        given = settings.null_threshold
+        self.null_threshold = self.head.kind.null_threshold if given is None else float(given)
 
-    @cached_property
-    def metrics(self) -> dict[str, Metric]:
-        """F1 and exact match; scores have others, too."""
-        exact = "exact" if self.settings.unanswerable else "exact_match"
-        return {"f1": F1, exact: dataclasses.replace(F1, label="exact match", console="exact")}
-
-    @property
-    def null_threshold(self) -> float:
-        """The null odds above which there is no answer."""
-        given = self.settings.null_threshold
-        return self.head.kind.null_threshold if given is None else float(given)
-
-    def is_labelled(self, example: Example) -> bool:
-        """See `Task.is_labelled`."""
+    def is_labeled(self, example: Example) -> bool:
+        """See `Task.is_labeled`."""
         return example.answers is not None
 
     def read_file(self, split: str, path: str) -> list[Example]:
@@ -145,7 +135,7 @@ class SquadTask(FileTask):
         arrays["allowed"] = arrays["token_type_ids"].copy()
         arrays["allowed"][:, 0] = 1
         arrays["example"] = np.array([row.example for row in rows], np.int32)
-        if all(map(self.is_labelled, examples)):
+        if all(map(self.is_labeled, examples)):
             arrays |= self._targets(examples, rows)
         if not training:
             arrays |= squad_windows.characters(rows, max_length)
@@ -223,10 +213,10 @@ class SquadTask(FileTask):
         question, context = (text_cell(values, name, where) for name in ("question", "context"))
         return Example(str(values.get("id", number)), question, context, None)
 
-    def unlabelled(self, path: str, by_line: bool = False) -> list[Example]:
-        """See `Task.unlabelled`: a file in SQuAD's format, or JSON lines."""
+    def unlabeled(self, path: str, by_line: bool = False) -> list[Example]:
+        """See `Task.unlabeled`: a file in SQuAD's format, or JSON lines."""
         if is_json_lines(path):
-            return super().unlabelled(path)
+            return super().unlabeled(path)
         return [
             dataclasses.replace(example, answers=None) for example in squad_files.read_squad(path)
         ]

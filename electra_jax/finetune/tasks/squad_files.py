@@ -116,9 +116,9 @@ def check_answers(
     Raises:
       UserError: names the question.
     """
-    is_labelled = is_training or any(example.answers is not None for example in examples)
+    is_labeled = is_training or any(example.answers is not None for example in examples)
     for example in examples:
-        if example.answers is None and is_labelled:
+        if example.answers is None and is_labeled:
             others = "the network cannot be trained on it" if is_training else "others have"
             raise UserError(f"{path}: question {example.id!r} lacks answers, but {others}")
         if example.answers == () and not unanswerable:

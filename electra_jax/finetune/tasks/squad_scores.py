@@ -69,7 +69,7 @@ def normalize(text: str) -> str:
 
 
 def f1(gold: str, predicted: str) -> float:
-    """F1 of the words, repetitions counted, that two normalised answers share."""
+    """F1 of the words, repetitions counted, that two normalized answers share."""
     gold_words, words = gold.split(), predicted.split()
     shared = (Counter(gold_words) & Counter(words)).total()
     if not shared:

@@ -130,8 +130,8 @@ class TaggingTask(FileTask):
         """The sentences of the training file, and its number of columns; None: there is none."""
         return read_sentences(self.files[TRAIN], None) if TRAIN in self.files else ([], None)
 
-    def is_labelled(self, example: Example) -> bool:
-        """See `Task.is_labelled`."""
+    def is_labeled(self, example: Example) -> bool:
+        """See `Task.is_labeled`."""
         return example.tags is not None
 
     def read_file(self, split: str, path: str) -> list[Example]:
@@ -180,7 +180,7 @@ class TaggingTask(FileTask):
             word[row, places] = here
         if not training:
             arrays["word"] = word
-        if all(map(self.is_labelled, examples)):
+        if all(map(self.is_labeled, examples)):
             arrays["label"] = self._targets(examples, arrays["example"], word)
         return arrays
 
@@ -258,10 +258,10 @@ class TaggingTask(FileTask):
             raise UserError(f"{where}: words is {words!r}; allowed: a list of words")
         return Example(str(values.get("id", number)), tuple(words), None)
 
-    def unlabelled(self, path: str, by_line: bool = False) -> list[Example]:
-        """See `Task.unlabelled`: words in columns, a sentence a line, or JSON lines."""
+    def unlabeled(self, path: str, by_line: bool = False) -> list[Example]:
+        """See `Task.unlabeled`: words in columns, a sentence a line, or JSON lines."""
         if is_json_lines(path):
-            return super().unlabelled(path)
+            return super().unlabeled(path)
         if by_line:
             sentences = [line.split() for line in read_lines(path)]
         else:
