@@ -47,10 +47,14 @@ def check(
     except UserError as error:
         raise UserError(f"{error}; put back what was in it, or use another --workdir") from error
     was, now = flatten(before), flatten(config)
+    # A setting that is newer than the run and has no default follows from what the run has.
+    newer = settings.keys() - flatten(ConfigDict(read_json(workdir / "config.json"))).keys()
     differing = [
         f"config.{name} (was {was[name]!r}, is {now[name]!r})"
         for name in sorted(settings)
-        if was[name] != now[name] and not settings[name].is_free
+        if was[name] != now[name]
+        and not settings[name].is_free
+        and not (name in newer and settings[name].default is None)
     ]
     if config.resume == "same" and differing:
         raise UserError(
