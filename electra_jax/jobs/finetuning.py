@@ -237,9 +237,8 @@ def run_trial(
     state = loop.run(config, workdir, job, interruption)
     step, params = int(state.step), state.params
     if config.checkpoint.keep_best:
-        metric = job.evaluator.keep_best
-        step = best_step(workdir, metric)
-        log_line(f"predicting with step {step:,}, the best by {metric}")
+        step = best_step(workdir, job.evaluator)
+        log_line(f"predicting with step {step:,}, the best by {job.evaluator.keep_best}")
         _, best = restore_params(workdir / "checkpoints", step)
         params = jax.device_put(best, jax.tree.map(lambda x: x.sharding, params))
         newest.clear()
@@ -386,8 +385,8 @@ def content_hash(arrays: Arrays, tokenizer: Tokenizer) -> str:
     return digest.hexdigest()
 
 
-def best_step(workdir: Path, metric: str) -> int:
-    """Of the checkpoints there are, that with the highest score; the earliest of equal ones."""
+def best_step(workdir: Path, evaluator: Evaluator) -> int:
+    """Of the checkpoints there are, that with the best evaluation; the earliest of equal ones."""
     saved = steps_in(workdir / "checkpoints")
-    rows = [row for row in read_metrics(workdir) if metric in row and row["step"] in saved]
-    return max(rows, key=lambda row: row[metric])["step"]
+    rows = [row for row in read_metrics(workdir) if row["step"] in saved]
+    return max(rows, key=evaluator.score)["step"]

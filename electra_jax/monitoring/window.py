@@ -18,6 +18,9 @@ OWN = ("learning_rate", "grad_norm", "tokens")  # no metrics of an objective: wi
 class Window:
     """Collects the sums of each step, and adds up a window of them at a time.
 
+    Fetching raises FloatingPointError, which names the step, where more steps in a row than may be
+    skipped have a loss or gradient that is not finite.
+
     Args:
       loss_terms: weights that make up the total loss.
       max_skipped: updates in a row that may be skipped because they are not finite.
@@ -48,12 +51,7 @@ class Window:
         self.complete, self.open = self.open, []
 
     def take(self) -> tuple[int, dict[str, float]] | None:
-        """Fetch and check the complete window: its last step and its metrics, or None.
-
-        Raises:
-          FloatingPointError: more steps in a row than may be skipped have a loss or gradient that
-            is not finite; names the step.
-        """
+        """Fetch and check the complete window: its last step and its metrics, or None."""
         if not self.complete:
             return None
         step, (complete, self.complete) = self.complete[-1][0], (self.complete, [])
@@ -69,11 +67,7 @@ class Window:
         return step, values
 
     def catch_up(self) -> None:
-        """Fetch and check the steps of the window that is open, once `take` has been called.
-
-        Raises:
-          FloatingPointError: as `take`.
-        """
+        """Fetch and check the steps of the window that is open, once `take` has been called."""
         steps, self.open = self.open, []
         self._fetch(steps)
 

@@ -97,21 +97,21 @@ def as_html(texts: Sequence[Sequence[Token]], step: int | None = None) -> Markup
 
 
 def as_markdown(texts: Sequence[Sequence[Token]]) -> str:
-    """Tables for TensorBoard: the original, what the discriminator reads, and its logits."""
-    return "\n\n".join(map(_table, filter(None, texts)))
+    """Tables for TensorBoard: the original, what the discriminator reads, and what it says of it.
+
+    They have a row for each token; replaced ones are bold.
+    """
+    head = "| original | read | replaced |\n| --- | --- | --- |\n"
+    return "\n\n".join(head + "\n".join(map(_table_row, text)) for text in texts if text)
 
 
-def _table(text: Sequence[Token]) -> str:
-    """A row for each token; replaced ones are bold."""
-    lines = ["| original | read | replaced |", "| --- | --- | --- |"]
-    for token in text:
-        read, original = (
-            "".join(x if x.isalnum() else f"&#{ord(x)};" for x in visible(written))
-            for written in (token["token"], token.get("original", token["token"]))
-        )
-        shown = read if read == original else f"**{read}**"
-        lines.append(f"| {original} | {shown} | {token['probability']:.0%} |")
-    return "\n".join(lines)
+def _table_row(token: Token) -> str:
+    read, original = (
+        "".join(x if x.isalnum() else f"&#{ord(x)};" for x in visible(written))
+        for written in (token["token"], token.get("original", token["token"]))
+    )
+    shown = read if read == original else f"**{read}**"
+    return f"| {original} | {shown} | {token['probability']:.0%} |"
 
 
 def word(token: Token) -> str:

@@ -62,7 +62,7 @@ class Evaluator:
         if self.keep_best:
             sign_of(self.metrics, self.keep_best)  # or else it is refused here
 
-    def score(self, results: Mapping[str, float]) -> float:
+    def score(self, results: Mapping[str, float | int]) -> float:
         """How good these results are: higher is better. The least where `keep_best` is missing."""
         if self.keep_best not in results:
             return -math.inf

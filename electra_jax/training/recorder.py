@@ -59,6 +59,8 @@ class Recorder:
     """Collects what happens in a run, and tells it to people and files.
 
     All processes have one, and must tell it the same. Files are open inside the `with` block.
+    What it is told may raise FloatingPointError, which names the step: an evaluation, or the loss
+    or gradient of more steps in a row than may be skipped, is not finite.
     """
 
     def __init__(
@@ -106,11 +108,7 @@ class Recorder:
         return profiled(timed, self.start, steps, directory, lambda: self.rates.newest)
 
     def add(self, step: int, sums: Sums, shape: tuple[int, ...]) -> None:
-        """A step has been dispatched, for a batch of this shape. Reports the window before it.
-
-        Raises:
-          FloatingPointError: as `report`.
-        """
+        """A step has been dispatched, for a batch of this shape. Reports the window before it."""
         is_new = shape not in self.rates.shapes
         if is_new and (line := self.rates.leave_out(sums, shape)):
             self.log(line)
@@ -122,12 +120,7 @@ class Recorder:
             self.draw(step)
 
     def report(self) -> None:
-        """Fetch, check, write and print the window that is complete, if there is one.
-
-        Raises:
-          FloatingPointError: more steps in a row than may be skipped have a loss or gradient that
-            is not finite; names the step.
-        """
+        """Fetch, check, write and print the window that is complete, if there is one."""
         if not (taken := self.window.take()):
             return
         (step, values), is_first = taken, self.rates.seconds_per_step is None
@@ -143,20 +136,12 @@ class Recorder:
         self.warn(step, self.rates.problems(values))
 
     def catch_up(self) -> None:
-        """Report, and fetch and check the steps of the window that is open, too.
-
-        Raises:
-          FloatingPointError: as `report`.
-        """
+        """Report, and fetch and check the steps of the window that is open, too."""
         self.report()
         self.window.catch_up()
 
     def evaluated(self, step: int, results: dict[str, float], params: Params) -> None:
-        """The networks have been evaluated.
-
-        Raises:
-          FloatingPointError: one of the results is not finite.
-        """
+        """The networks have been evaluated."""
         refuse_not_finite(step, results)
         self.files.write(step, results)
         values = shown(self.job.evaluator.metrics, results, "eval/")
