@@ -16,8 +16,8 @@ import tiny_tfds
 from electra_jax import cli
 from electra_jax.data import layout
 from electra_jax.data.store import open_store
-from electra_jax.interop.export import export
 from electra_jax.jobs import pretraining
+from electra_jax.jobs.exporting import export
 from electra_jax.monitoring.writer import read_metrics
 from electra_jax.objectives import make_objective
 from electra_jax.objectives.electra import ReplacedTokenDetection
