@@ -16,6 +16,8 @@ from electra_jax.files import write_text
 from electra_jax.run.interruption import Stopped
 from electra_jax.settings import flatten
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(cli.__file__).parents[1]
 
 

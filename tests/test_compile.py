@@ -18,6 +18,8 @@ from electra_jax.jobs.compilation import find_tokenizer
 from electra_jax.sharding.collectives import bytes_of, collectives
 from electra_jax.training.ahead_of_time import CHIPS, find_devices
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(compile.__file__).parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
 needs_libtpu = pytest.mark.skipif(

@@ -24,6 +24,8 @@ from electra_jax.config import get_config
 from electra_jax.finetune import config as finetuning
 from electra_jax.settings import flatten
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(cli.__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 PYTHON = re.compile(r"python -m (electra_jax[\w.]*)")

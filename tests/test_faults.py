@@ -18,6 +18,8 @@ from electra_jax.monitoring.writer import read_metrics
 from electra_jax.run import workdir
 from electra_jax.run.workdir import held
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:

@@ -31,6 +31,8 @@ from electra_jax.training.checkpoint import restore_params
 from electra_jax.training.prediction import make_predict, predict_rows
 from electra_jax.training.program import make_program, make_trials_program
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[1]
 ENCODER = tiny.encoder(init_stddev=0.2)
 THREE = Classification(labels=("a", "b", "c"))

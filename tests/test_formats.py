@@ -27,6 +27,8 @@ from safetensors.numpy import load_file
 
 from electra_jax import cli
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[1]
 FIXTURE = Path(__file__).parent / "fixtures" / "formats_0_1"
 VECTOR_UNITS = ("fma", "avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile")

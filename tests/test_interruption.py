@@ -14,6 +14,8 @@ from jax.experimental import multihost_utils
 from electra_jax.run import interruption
 from electra_jax.run.interruption import Interruption
 
+pytestmark = pytest.mark.process
+
 # Windows of 4 steps, which neither evaluations nor checkpoints end with.
 FLAGS = (
     "--config.log_every_steps=4",

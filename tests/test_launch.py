@@ -12,6 +12,8 @@ import yaml
 from electra_jax.config import get_config
 from electra_jax.settings import flatten
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[1]
 LAUNCH = ROOT / "launch"
 FLAGS = ["--config=recipe.py", "--config.data.source=a b/*.txt"]

@@ -26,6 +26,8 @@ from electra_jax.training.optimizer import adam_state
 from electra_jax.training.program import Program, make_program
 from electra_jax.training.step import TrainState, init_state
 
+pytestmark = pytest.mark.process
+
 BATCH = tiny.packed(16)
 SEED = 1
 

@@ -19,6 +19,8 @@ from electra_jax.data.tokenizers.base import SPECIAL_TOKENS
 from electra_jax.data.writing import unfinished
 from electra_jax.errors import UserError
 
+pytestmark = pytest.mark.process
+
 SPLITS = ("train", "held_out")
 
 

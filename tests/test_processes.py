@@ -20,6 +20,8 @@ from electra_jax.errors import UserError
 from electra_jax.run import processes
 from electra_jax.training.checkpoint import restore_params
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[1]
 STEPS = 6
 

@@ -16,6 +16,8 @@ from electra_jax.finetune.tasks import TASKS
 from electra_jax.modeling.encoders import ENCODERS
 from electra_jax.objectives import OBJECTIVES
 
+pytestmark = pytest.mark.process
+
 PRETRAINING = (
     *("--config=recipe.py", "--config.objective=parity", "--config.model.encoder=local"),
     *("--config.loss.sharpness=2.0", "--config.model.reach=2", "--config.num_train_steps=4"),

@@ -20,6 +20,8 @@ from electra_jax.data import tokenizers
 from electra_jax.data.tokenizers.base import SPECIAL_TOKENS
 from electra_jax.errors import UserError
 
+pytestmark = pytest.mark.process
+
 COMMAND = [sys.executable, "-m", "electra_jax.tokenize"]
 ROOT = Path(__file__).parents[1]
 UNCASED = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}

@@ -26,6 +26,8 @@ from electra_jax.training import program
 from electra_jax.training.optimizer import OptimizerConfig
 from electra_jax.training.program import make_program
 
+pytestmark = pytest.mark.process
+
 MLM = ["--config.objective=mlm"]
 SPEED = ("learning_rate", "grad_norm", "tokens_per_second", "input_wait")
 

@@ -10,6 +10,8 @@ from electra_jax.data import workers
 from electra_jax.data.workers import map_in_order
 from electra_jax.errors import UserError
 
+pytestmark = pytest.mark.process
+
 
 def tell(number: int) -> tuple[int, int]:
     time.sleep(0.02 * (number % 3))  # not done in order
