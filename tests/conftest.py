@@ -7,6 +7,7 @@ time: a function that is given or returns an array of the wrong shape or dtype f
 import contextlib
 import os
 import runpy
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,9 @@ import jaxtyping
 import pytest
 from beartype import beartype
 from stdlib_text import stdlib_documents
+
+# A shell that starts the tests in the background has them, and all their children, ignore SIGINT.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 stdlib_documents()  # kept from here on: what tests import later adds to the standard library
 
