@@ -5,6 +5,8 @@ PIP = $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 CONFIG ?= configs/tiny.py
 GLUE ?= glue
 
+ARITHMETIC = $(patsubst %,tests/test_%.py,attention heads masking metrics modeling objectives optimizer parallel step variants)
+
 .PHONY: pretrain test test-quick test-slow test-paper test-interop soak test-newest lint format benchmark \
         benchmark-finetune benchmark-data benchmark-progress tpu-table clean
 
@@ -18,8 +20,10 @@ test: $(VENV)/installed  ## set up, then run the tests
 test-quick: $(VENV)/installed  ## for daily work: what starts no other process and takes no minute
 	$(VENV)/bin/python -m pytest --numprocesses=2 -m "not slow and not interop and not process"
 
+# Then the arithmetic once more, with all of XLA's optimizations.
 test-slow: $(VENV)/installed  ## the tests that take minutes
 	$(VENV)/bin/python -m pytest -m slow
+	ELECTRA_TEST_OPTIMIZED=1 $(VENV)/bin/python -m pytest $(ARITHMETIC)
 
 # Against Hugging Face's libraries, and real weights, in an environment of their own.
 test-interop:

@@ -22,8 +22,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 stdlib_documents()  # kept from here on: what tests import later adds to the standard library
 
-if jax.__version_info__ < (0, 11):  # compiles much faster; later versions do not know the flag
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+# Tests compile much and compute little: they ask XLA for few optimizations. `make test-slow` runs
+# the arithmetic once more with all of them.
+if "ELECTRA_TEST_OPTIMIZED" not in os.environ:
+    jax.config.update("jax_disable_most_optimizations", True)
+    if jax.__version_info__ < (0, 11):  # later versions do not know the flag
+        os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
 
 def check_function(function: Callable) -> Callable:
@@ -37,7 +41,6 @@ def check_function(function: Callable) -> Callable:
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_disable_most_optimizations", True)  # so does this
 jaxtyping.install_import_hook("electra_jax", "conftest.check_function")
 
 
