@@ -53,10 +53,6 @@ def made(config) -> Callable[..., TokenStore]:
     return made
 
 
-def all_tokens(store: TokenStore, split: str = "train") -> np.ndarray:
-    return np.load(store.directory / f"{split}-00000.tokens.npy")
-
-
 def test_store_is_made_once_then_used(made, config, tmp_path):
     messages: list[str] = []
     store = made(messages.append)
@@ -78,10 +74,8 @@ def test_line_ends_make_no_difference(made, corpus):
         other = corpus.with_name(f"{name}.txt")
         other.write_bytes(corpus.read_bytes().replace(b"\n", ends))
         store = made(source=str(other))
-        for split in SPLITS:
-            np.testing.assert_array_equal(all_tokens(store, split), all_tokens(unix, split))
-            np.testing.assert_array_equal(store.documents(split), unix.documents(split))
-            np.testing.assert_array_equal(store.lines(split), unix.lines(split))
+        for path in unix.directory.glob("*.npy"):
+            assert (store.directory / path.name).read_bytes() == path.read_bytes()
 
 
 HOSTILE = "form\x0cfeed \ufeff bom nul\x00nul joined\u200djoined next\x85line para\u2028graph"
@@ -147,11 +141,12 @@ def test_end_of_an_only_document_is_held_out(made, tmp_path, content, end):
 def test_formats_and_options_are_mixed(made, corpus):
     whole = made()
     records = corpus.with_name("records.jsonl")
-    documents = corpus.read_text().split("\n\n")
-    records.write_text("\n".join(json.dumps({"body": document}) for document in documents))
+    documents = [{"body": document} for document in corpus.read_text().split("\n\n")]
+    records.write_text("\n".join(map(json.dumps, documents)))
     vocab = str(whole.directory / "tokenizer" / "vocab.txt")
     store = made(source=f"{records}#field=body#weight=1,{corpus}#weight=3", vocab=vocab)
-    np.testing.assert_array_equal(all_tokens(store), np.tile(all_tokens(whole), 2))
+    once, twice = (np.load(x.directory / "train-00000.tokens.npy") for x in (whole, store))
+    np.testing.assert_array_equal(twice, np.tile(once, 2))
     half = whole.documents("train").size - 1
     assert store.sources("train").tolist() == [0, half, 2 * half]
     assert store.manifest["sources"] == [f"{records}#field=body", str(corpus)]
