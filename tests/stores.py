@@ -1,10 +1,16 @@
-"""Token stores made of documents in memory, and rows over tokens in memory."""
+"""Tokenizers trained on the standard library, token stores and rows made in memory."""
 
+import os
+import sys
 from collections.abc import Iterable
+from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
+from stdlib_text import stdlib_documents
 
+from electra_jax.data import tokenizers
 from electra_jax.data.formats.base import Input, Part
 from electra_jax.data.formats.docstrings import Docstrings
 from electra_jax.data.layout import Rows
@@ -12,6 +18,17 @@ from electra_jax.data.reader import Group
 from electra_jax.data.store import Tokens, TokenStore, open_store
 from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.data.writing import write_store
+
+UNCASED = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
+CASED = {**UNCASED, "lower_case": False, "strip_accents": False}
+LINES = list(chain.from_iterable(stdlib_documents()))
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # of other processes
+
+
+@cache
+def trained(kind: str = "wordpiece") -> Tokenizer:
+    """A tokenizer of 1,000 tokens."""
+    return tokenizers.train(kind, LINES, 1000, **UNCASED)
 
 
 def groups(documents: Iterable[list[str]], size: int = 1000, source: int = 0) -> list[Group]:
@@ -25,26 +42,17 @@ def groups(documents: Iterable[list[str]], size: int = 1000, source: int = 0) ->
 
 
 def store_of(
-    directory: Path,
-    read: Iterable[Group],
-    tokenizer: Tokenizer,
-    held_out: float = 0.1,
-    sources: tuple[str, ...] = ("memory",),
-    **arguments,
+    directory: Path, read: Iterable[Group], tokenizer: Tokenizer, sources="m", **arguments
 ) -> TokenStore:
-    """Writes groups into a store and opens it."""
+    """Writes groups into a store and opens it; a letter names each source."""
     origin = {"sources": [*sources], "fingerprint": []}
-    arguments = {"origin": origin, "log": lambda _: None, **arguments}
-    write_store(directory, read, tokenizer, held_out, **arguments)
+    arguments = {"held_out": 0.1, "origin": origin, "log": lambda _: None, **arguments}
+    write_store(directory, read, tokenizer, **arguments)
     return open_store(directory)
 
 
 def make_store(
-    directory: Path,
-    documents: Iterable[list[str]],
-    tokenizer: Tokenizer,
-    size: int = 1000,
-    **arguments,
+    directory: Path, documents: Iterable[list[str]], tokenizer: Tokenizer, size=1000, **arguments
 ) -> TokenStore:
     """A store of documents, read in groups of `size` of them."""
     return store_of(directory, groups(documents, size), tokenizer, **arguments)

@@ -56,9 +56,8 @@ def test_docstrings_are_parsed_filtered_and_unique(tmp_path, monkeypatch, uncach
     (package / "b.py").write_text(MODULE)
     (package / "a.py").write_text('def bad syntax: """This is a template and not a module."""')
     (package / "nul.py").write_bytes(b'"""This file has a zero byte and cannot be parsed."""\0')
-    (package / "escape.py").write_text(
-        r'"""Invalid escapes such as \d draw a warning from Python."""'
-    )
+    escape = r'"""Invalid escapes such as \d draw a warning from Python."""'
+    (package / "escape.py").write_text(escape)
     (root / "single.py").write_text('"""A module that is not part of any package at all."""')
     # As installed packages lie below the standard library, which is walked, too.
     paths = {"stdlib": tmp_path, "purelib": root, "platlib": root}

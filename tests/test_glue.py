@@ -119,7 +119,7 @@ def test_official_files_give_the_official_numbers_of_rows(shared_data):
 
 
 def test_tensorflow_data_sets_hold_the_same(tmp_path, monkeypatch):
-    tiny_tfds.make_glue(tmp_path)
+    tiny_tfds.make(tmp_path, tiny_tfds.TinyGlue)
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     mnli = task("mnli", "tfds:tiny_glue")
     examples = mnli.read("train")

@@ -15,13 +15,13 @@ from electra_jax.data import reader
 from electra_jax.data.formats import FORMATS, text
 from electra_jax.data.formats.base import LIMITS, Limits, Records
 from electra_jax.data.formats.tfds import data_set
-from electra_jax.data.reader import Documents, groups, take_apart
+from electra_jax.data.reader import Documents, Group, groups, take_apart
 from electra_jax.data.sources import parse
 from electra_jax.errors import UserError
 from electra_jax.settings import one_of, setting
 
-TEXT = "It rains.\nCome in.\n\n\n  Yes. \n"
-DOCUMENTS = [["It rains.", "Come in."], ["Yes."]]
+TEXT = "It rains.\nCome\x0b\x85\u2028\x0cin.\n\n\n  Yes. \n"  # only newlines end a line
+DOCUMENTS = [["It rains.", "Come\x0b\x85\u2028\x0cin."], ["Yes."]]
 TINY = Limits(read=3, part=8, document=64)  # cuts everywhere that is allowed
 COMPRESS = {
     ".txt": bytes,
@@ -33,14 +33,8 @@ COMPRESS = {
 
 
 def read_all(source: str | Path, on_error: str = "raise", limits: Limits = LIMITS) -> Documents:
-    total = Documents()
-    for group in groups(parse(str(source)), limits):
-        content = take_apart(group, on_error, limits)
-        total.documents += content.documents
-        total.dropped.update(content.dropped)
-        total.divided += content.divided
-        total.damage += content.damage
-    return total
+    parts = [part for group in groups(parse(str(source)), limits) for part in group.parts]
+    return take_apart(Group(parts), on_error, limits)
 
 
 def read(source: str | Path, limits: Limits = LIMITS) -> list[list[str]]:
@@ -67,7 +61,7 @@ def test_blank_lines_separate_documents_wherever_parts_are_cut(tmp_path, case):
     path.write_bytes((SAME[case] + "\n\n").encode() * 20)
     expected = DOCUMENTS * 20
     if case == "BOM":  # further on, it is a character
-        expected = DOCUMENTS + [["\ufeffIt rains.", "Come in."], ["Yes."]] * 19
+        expected = DOCUMENTS + [["\ufeffIt rains.", DOCUMENTS[0][1]], ["Yes."]] * 19
     content = read_all(path, limits=TINY)
     assert [document for _, document in content.documents] == expected
     assert content.divided == 0
@@ -77,23 +71,16 @@ def test_blank_lines_separate_documents_wherever_parts_are_cut(tmp_path, case):
 def test_documents_may_be_lines_or_files(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.txt").write_bytes(TEXT.replace("\n", "\r\n").encode())
-    lines = [["It rains."], ["Come in."], ["Yes."]]
-    assert read(f"{tmp_path}/*.txt#documents=line", TINY) == lines * 2
-    whole = [["It rains.", "Come in.", "Yes."]]
-    assert read(f"{tmp_path}/*.txt#documents=file", TINY) == whole * 2
+    lines = [line for document in DOCUMENTS for line in document]
+    assert read(f"{tmp_path}/*.txt#documents=line", TINY) == [[line] for line in lines * 2]
+    assert read(f"{tmp_path}/*.txt#documents=file", TINY) == [lines] * 2
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
 def test_compression_follows_the_suffix(tmp_path, suffix):
     path = tmp_path / f"text{suffix}"
     path.write_bytes(COMPRESS[suffix](TEXT.encode()) * 2)  # as archives that were appended to are
-    assert read(path) == [*DOCUMENTS[:1], ["Yes.", "It rains.", "Come in."], ["Yes."]]
-
-
-def test_only_newlines_end_a_line(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("one\x0btwo\x85three\u2028four\x0cfive\n", encoding="utf-8")
-    assert read(path) == [["one\x0btwo\x85three\u2028four\x0cfive"]]
+    assert read(path) == [DOCUMENTS[0], ["Yes.", *DOCUMENTS[0]], ["Yes."]]
 
 
 def test_long_documents_are_divided_and_nothing_is_lost(tmp_path):
@@ -108,9 +95,8 @@ def test_long_documents_are_divided_and_nothing_is_lost(tmp_path):
     ]:
         for suffix in ("txt", "jsonl"):
             path = tmp_path / f"{name}.{suffix}"
-            path.write_text(
-                json.dumps({"text": content}) if suffix == "jsonl" else content, newline=""
-            )
+            record = json.dumps({"text": content})
+            path.write_text(record if suffix == "jsonl" else content, newline="")
             divided = read_all(path, limits=limits)
             lines = [line for _, document in divided.documents for line in document]
             assert joint.join(lines) == joint.join(content.split()), path.name
@@ -234,7 +220,7 @@ def test_damage_is_located_or_counted(tmp_path, name, content, facts, reason):
 @pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESS if suffix != ".txt"])
 def test_no_archive_ends_in_silence(tmp_path, suffix):
     path = tmp_path / f"text{suffix}"
-    numbers = list(map(str, np.random.default_rng(0).random(100_000)))
+    numbers = [str(x) for x in np.random.default_rng(0).random(100_000)]
     whole = COMPRESS[suffix]("\n\n".join(numbers).encode())
     for damaged in (whole[:-20], whole[: len(whole) // 2], whole[:1000] + whole[1100:]):
         path.write_bytes(damaged)

@@ -319,7 +319,7 @@ def test_the_default_threshold_is_that_of_the_head():
 
 
 def test_tensorflow_data_sets_hold_the_same(tmp_path, monkeypatch):
-    tiny_tfds.make_squad(tmp_path)
+    tiny_tfds.make(tmp_path, tiny_tfds.TinySquad)
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     made = task(True, dev="tfds:tiny_squad")
     assert made.eval_splits == ("dev",)

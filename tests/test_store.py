@@ -1,77 +1,58 @@
 import json
-import os
 import signal
 import subprocess
 import sys
-from itertools import chain
-from pathlib import Path
+from functools import partial
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
 from stdlib_text import stdlib_documents
-from stores import groups, make_store, store_of
+from stores import ENVIRONMENT, UNCASED, groups, make_store, store_of, trained
 
-from electra_jax.data import tokenizers
 from electra_jax.data.formats.base import Damage
 from electra_jax.data.reader import Group
 from electra_jax.data.store import Tokens, open_store, verify
-from electra_jax.data.tokenizers.base import SPECIAL_TOKENS, Tokenizer
+from electra_jax.data.tokenizers.base import SPECIAL_TOKENS
 from electra_jax.data.tokenizers.wordpiece import WordPiece
 from electra_jax.data.writing import unfinished
 from electra_jax.errors import UserError
 
-SETTINGS = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
 SPLITS = ("train", "held_out")
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return tokenizers.train("wordpiece", chain.from_iterable(stdlib_documents()), 1000, **SETTINGS)
-
-
 @pytest.fixture
-def write(tmp_path, tokenizer):
-    def write(documents, *, tokenizer=tokenizer, name="store", **arguments):
-        return make_store(tmp_path / name, documents, tokenizer, **arguments)
+def write(tmp_path):
+    def write(documents, *, tokenizer=None, name="store", **arguments):
+        return make_store(tmp_path / name, documents, tokenizer or trained(), **arguments)
 
     return write
 
 
 def encoded_documents(store, split: str) -> list[list[int]]:
-    tokens, documents = store.tokens(split), store.documents(split)
-    return [
-        tokens.ranges(documents[i : i + 1], documents[i + 1 : i + 2] - documents[i]).tolist()
-        for i in range(documents.size - 1)
-    ]
+    ids = np.concatenate([np.load(path) for path in sorted(store.directory.glob(f"{split}*tok*"))])
+    return [ids[begin:end].tolist() for begin, end in pairwise(store.documents(split))]
 
 
 def test_worked_example_of_the_description(write):
     vocab = [*SPECIAL_TOKENS, "it", "rains", "come", "in", "yes"]
     documents = [["it rains", "come in"], ["yes"], ["come it it"]]
     # The hash of the last one is 0.0019 of the range, and the smallest.
-    store = write(documents, tokenizer=WordPiece(vocab, **SETTINGS), held_out=0.0025)
+    store = write(documents, tokenizer=WordPiece(vocab, **UNCASED), held_out=0.0025)
     assert np.load(store.directory / "train-00000.tokens.npy").tolist() == [5, 6, 7, 8, 9]
     assert store.documents("train").tolist() == [0, 4, 5]
     assert store.lines("train").tolist() == [0, 2, 4, 5]
     counts = store.manifest["splits"]["train"]
     del counts["shards"]
     assert counts.pop("documents_by_source") == [2]
-    assert counts == {
-        "documents": 2,
-        "lines": 3,
-        "characters": 18,
-        "tokens": 5,
-        "words": 5,
-        "unknown": 0,
-    }
+    expected = {"documents": 2, "lines": 3, "characters": 18}
+    assert counts == {**expected, "tokens": 5, "words": 5, "unknown": 0}
 
 
-def test_every_token_of_every_document_is_in_one_split(write, tokenizer):
+def test_every_token_of_every_document_is_in_one_split(write):
     store = write(stdlib_documents())
-    expected = sorted(
-        list(chain.from_iterable(tokenizer.encode_batch(document)))
-        for document in stdlib_documents()
-    )
+    encode = trained().encode_batch
+    expected = sorted([*chain.from_iterable(encode(lines))] for lines in stdlib_documents())
     train, held_out = (encoded_documents(store, split) for split in SPLITS)
     assert sorted(train + held_out) == expected
     assert 0.05 < len(held_out) / len(expected) < 0.15
@@ -80,7 +61,7 @@ def test_every_token_of_every_document_is_in_one_split(write, tokenizer):
         assert counts["documents"] == len(encoded)
         assert counts["tokens"] == sum(map(len, encoded)) == len(store.tokens(split))
         assert counts["lines"] == store.lines(split).size - 1
-        assert counts["unknown"] == sum(ids.count(tokenizer.unk_id) for ids in encoded)
+        assert counts["unknown"] == sum(ids.count(trained().unk_id) for ids in encoded)
 
 
 def test_shards_read_as_one(write):
@@ -90,10 +71,8 @@ def test_shards_read_as_one(write):
     for split in SPLITS:
         assert encoded_documents(shards, split) == encoded_documents(whole, split)
         np.testing.assert_array_equal(shards.lines(split), whole.lines(split))
-        everything = np.concatenate(encoded_documents(whole, split))
-        np.testing.assert_array_equal(
-            shards.token_counts(split), np.bincount(everything, None, 1000)
-        )
+        counts = np.bincount(np.concatenate(encoded_documents(whole, split)), None, 1000)
+        np.testing.assert_array_equal(shards.token_counts(split), counts)
 
 
 def test_tokens_fetches_ranges_of_many_shards():
@@ -116,7 +95,7 @@ def test_ids_are_as_narrow_as_the_vocabulary_allows(write):
     for extra, dtype in ((2**16 - 5, np.uint16), (2**16 - 4, np.uint32)):
         vocab = [*SPECIAL_TOKENS, *(f"w{i}" for i in range(extra))]
         documents = [[vocab[-1], f"w{i}"] for i in range(100)]
-        store = write(documents, tokenizer=WordPiece(vocab, **SETTINGS), name=str(extra))
+        store = write(documents, tokenizer=WordPiece(vocab, **UNCASED), name=str(extra))
         array = np.load(store.directory / "train-00000.tokens.npy")
         assert array.dtype == dtype
         assert array[0] == len(vocab) - 1
@@ -137,13 +116,13 @@ def test_empty_results_are_refused_and_leave_nothing(write, tmp_path, documents,
     assert not (tmp_path / "store").exists()
 
 
-def test_all_that_was_read_is_in_a_split_or_counted(tmp_path, tokenizer):
+def test_all_that_was_read_is_in_a_split_or_counted(tmp_path):
     documents = [["\u200b"], *stdlib_documents(), [""], ["\u200b", "\u00ad", "\ufffd"]]
     damage = Group([Damage("lines that are not UTF-8", "a.txt: line 3 is not UTF-8")] * 12)
     messages: list[str] = []
     read = [*groups(documents), damage]
-    store = store_of(tmp_path / "store", read, tokenizer, on_error="skip", log=messages.append)
-    manifest = store.manifest
+    options = {"on_error": "skip", "log": messages.append}
+    manifest = store_of(tmp_path / "store", read, trained(), **options).manifest
     assert manifest["dropped"] == {
         "documents without tokens": 2,
         "documents without text": 1,
@@ -168,38 +147,31 @@ def test_all_that_was_read_is_in_a_split_or_counted(tmp_path, tokenizer):
 PROGRAM = """
 import json, os, signal, sys
 from pathlib import Path
-from stores import groups, store_of
-from electra_jax.data import tokenizers
+from stdlib_text import stdlib_documents
+documents = stdlib_documents()  # which grow with what is imported
+from stores import groups, store_of, trained
 
 if __name__ == "__main__":
     directory = Path(sys.argv[1])
     progress = directory.with_name(f"{directory.name}.unfinished") / "progress.json"
 
     def read():
-        for group in groups(json.loads((directory.parent / "documents.json").read_text()), 10):
+        for group in groups(documents, 10):
             if progress.exists() and json.loads(progress.read_text())["groups"] >= 12:
                 os.kill(os.getpid(), signal.SIGKILL)
             yield group
 
-    tokenizer = tokenizers.load(directory.parent / "tokenizer")
-    store_of(directory, read(), tokenizer, shard_tokens=1000)
+    store_of(directory, read(), trained(), shard_tokens=1000)
 """
 
 
-def test_killed_writer_goes_on_where_it_was(tmp_path, write, tokenizer):
+def test_killed_writer_goes_on_where_it_was(tmp_path, write):
     whole = write(stdlib_documents(), name="whole", size=10, shard_tokens=1000)
-    tokenizer.save(tmp_path / "tokenizer")
-    # What documentation there is depends on what has been imported before.
-    (tmp_path / "documents.json").write_text(json.dumps(stdlib_documents()))
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    paths = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
     for name in ("store", "other"):
-        result = subprocess.run(
-            [sys.executable, program, tmp_path / name],
-            env={**os.environ, "PYTHONPATH": paths},
-            check=False,
-        )
+        command = [sys.executable, program, tmp_path / name]
+        result = subprocess.run(command, env=ENVIRONMENT, check=False)
         assert result.returncode == -signal.SIGKILL
         assert not (tmp_path / name).exists()
 
@@ -209,12 +181,13 @@ def test_killed_writer_goes_on_where_it_was(tmp_path, write, tokenizer):
     messages: list[str] = []
     read = groups(stdlib_documents(), 10)
     read[:done] = [Group()] * done  # what is in shards already is not looked at again
-    resumed = store_of(tmp_path / "store", read, tokenizer, log=messages.append, shard_tokens=1000)
+    options = {"log": messages.append, "shard_tokens": 1000}
+    resumed = store_of(tmp_path / "store", read, trained(), **options)
     assert messages[0] == f"going on after {10 * done} documents"
     assert resumed.hash == whole.hash
     assert not place.exists()
 
-    other = store_of(tmp_path / "other", read, tokenizer, sources=("elsewhere",))
+    other = store_of(tmp_path / "other", read, trained(), sources="e")
     assert other.manifest["read"]["documents"] == len(stdlib_documents()) - 10 * done
 
 
@@ -226,10 +199,10 @@ def test_hash_covers_the_tokens_and_does_not_depend_on_processes(write):
     assert other.hash != in_other_processes.hash
 
 
-def test_documents_of_an_entry_lie_together(tmp_path, tokenizer):
+def test_documents_of_an_entry_lie_together(tmp_path):
     documents = stdlib_documents()
     read = groups(documents[:100]) + groups(documents[100:], source=1)
-    store = store_of(tmp_path / "store", read, tokenizer, sources=("a", "b", "c"))
+    store = store_of(tmp_path / "store", read, trained(), sources="abc")
     train, held_out = map(store.sources, SPLITS)
     assert train.tolist() == [0, train[1], store.documents("train").size - 1, train[2]]
     assert train[1] + held_out[1] == 100
@@ -240,26 +213,21 @@ def test_damage_is_named(write):
     store = write(stdlib_documents())
     path = store.directory / "train-00000.lines.npy"
     content = path.read_bytes()
-
+    refused = partial(pytest.raises, UserError)
     path.write_bytes(content[:-1])
-    with pytest.raises(UserError, match=rf"^{path}: .*{len(content) - 1} .*{len(content)} bytes"):
+    with refused(match=rf"^{path}: .*{len(content) - 1} .*{len(content)} bytes"):
         open_store(store.directory)
     path.unlink()
-    with pytest.raises(UserError, match=rf"^{path}: .*no such file"):
+    with refused(match=rf"^{path}: .*no such file"):
         open_store(store.directory)
     path.write_bytes(content)
-
-    changed = path.with_name("held_out-00000.tokens.npy")
     assert verify(open_store(store.directory)) == 6
-    original = changed.read_bytes()
-    changed.write_bytes(original[:-1] + bytes([original[-1] ^ 1]))
-    with pytest.raises(UserError, match=rf"^{changed}: not what was written"):
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with refused(match=rf"^{path}: not what was written"):
         verify(open_store(store.directory))
-    changed.write_bytes(original)
-
     vocab = store.directory / "tokenizer" / "vocab.txt"
     vocab.write_text(vocab.read_text() + "another token\n")
-    with pytest.raises(UserError, match=rf"^{vocab.parent}: not the tokenizer"):
+    with refused(match=rf"^{vocab.parent}: not the tokenizer"):
         open_store(store.directory)
 
 

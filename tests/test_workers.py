@@ -5,6 +5,7 @@ import sys
 import time
 
 import pytest
+from stores import ENVIRONMENT
 
 from electra_jax.data import workers
 from electra_jax.data.workers import map_in_order
@@ -24,8 +25,12 @@ def refuse_seven(number: int) -> int:
     return number
 
 
-def test_many_items_are_spread_over_processes_and_come_in_order(monkeypatch):
+@pytest.fixture
+def two_cores(monkeypatch):
     monkeypatch.setattr(workers, "num_cores", lambda: 2)
+
+
+def test_many_items_are_spread_over_processes_and_come_in_order(two_cores):
     numbers, processes = zip(*map_in_order(tell, range(40)), strict=True)
     assert numbers == tuple(range(40))
     assert len(set(processes)) == 2
@@ -37,8 +42,7 @@ def test_few_items_stay_here():
     assert list(map_in_order(tell, [])) == []
 
 
-def test_items_are_taken_only_a_few_ahead(monkeypatch):
-    monkeypatch.setattr(workers, "num_cores", lambda: 2)
+def test_items_are_taken_only_a_few_ahead(two_cores):
     taken = []
     results = map_in_order(refuse_seven, (taken.append(number) or -number for number in range(99)))
     assert next(results) == 0
@@ -46,8 +50,7 @@ def test_items_are_taken_only_a_few_ahead(monkeypatch):
     results.close()
 
 
-def test_error_comes_in_its_place(monkeypatch):
-    monkeypatch.setattr(workers, "num_cores", lambda: 2)
+def test_error_comes_in_its_place(two_cores):
     results = map_in_order(refuse_seven, range(30))
     assert [next(results) for _ in range(7)] == list(range(7))
     with pytest.raises(UserError, match="found 7"):
@@ -69,15 +72,9 @@ def program(tmp_path):
     """A process with workers, in a group of its own, after its first result."""
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(
-        [sys.executable, path],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, path]
+    process = subprocess.Popen(command, env=ENVIRONMENT, start_new_session=True, **pipes)
     assert process.stdout.readline() == "one\n"
     yield process
     process.kill()

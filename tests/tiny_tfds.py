@@ -24,11 +24,6 @@ class TinyText(tfds.core.GeneratorBasedBuilder):
             yield number, {"text": f"Document {number}.\n\nSecond line, naïve.", "title": number}
 
 
-def make(directory: Path) -> None:
-    """Builds the set `tiny_text` below a directory."""
-    TinyText(data_dir=str(directory), file_format="array_record").download_and_prepare()
-
-
 class TinyGlue(tfds.core.GeneratorBasedBuilder):
     """Three configurations in the layout of TensorFlow's `glue`."""
 
@@ -64,17 +59,8 @@ class TinyGlue(tfds.core.GeneratorBasedBuilder):
         for number in range(20):
             texts = [f"naïve {number}", f"b {number}"]
             label = -1 if unlabeled else number if self._similarity else number % 3
-            yield (
-                number,
-                dict(zip(self._pair, texts, strict=True)) | {"label": label, "idx": number},
-            )
-
-
-def make_glue(directory: Path) -> None:
-    """Builds the sets `tiny_glue/mnli`, `tiny_glue/ax` and `tiny_glue/stsb` below a directory."""
-    for config in TinyGlue.BUILDER_CONFIGS:
-        builder = TinyGlue(data_dir=str(directory), config=config.name, file_format="array_record")
-        builder.download_and_prepare()
+            pair = dict(zip(self._pair, texts, strict=True))
+            yield number, {**pair, "label": label, "idx": number}
 
 
 class TinySquad(tfds.core.GeneratorBasedBuilder):
@@ -94,18 +80,13 @@ class TinySquad(tfds.core.GeneratorBasedBuilder):
 
     def _generate_examples(self):
         for key, answers in (("0", [("naïve", 0), ("b", 6)]), ("1", [])):
-            yield (
-                key,
-                {
-                    "id": key,
-                    "question": "who?",
-                    "context": "naïve b",
-                    "answers": [{"text": text, "answer_start": start} for text, start in answers],
-                    "is_impossible": not answers,
-                },
-            )
+            question = {"id": key, "question": "who?", "context": "naïve b"}
+            found = [{"text": text, "answer_start": start} for text, start in answers]
+            yield key, {**question, "answers": found, "is_impossible": not answers}
 
 
-def make_squad(directory: Path) -> None:
-    """Builds the set `tiny_squad` below a directory."""
-    TinySquad(data_dir=str(directory), file_format="array_record").download_and_prepare()
+def make(directory: Path, builder: type[tfds.core.GeneratorBasedBuilder] = TinyText) -> None:
+    """Builds a set below a directory in all of its configurations, such as `tiny_glue/mnli`."""
+    for config in builder.BUILDER_CONFIGS or [None]:
+        made = builder(data_dir=str(directory), config=config, file_format="array_record")
+        made.download_and_prepare()

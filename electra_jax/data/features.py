@@ -78,13 +78,13 @@ def encode_texts(
     first = tokenizer.encode_batch([a for a, _ in texts])
     second = iter(tokenizer.encode_batch([b for _, b in texts if b is not None]))
     segments = []
-    for ids, (_, b) in zip(first, texts, strict=True):
-        if b is None:
-            segments.append((ids[: max_length - 2],))
+    for a, (_, text) in zip(first, texts, strict=True):
+        if text is None:
+            segments.append((a[: max_length - 2],))
         else:
-            others = next(second)
-            cut, other_cut = pair_lengths(len(ids), len(others), max_length - 3)
-            segments.append((ids[:cut], others[:other_cut]))
+            b = next(second)
+            size_a, size_b = pair_lengths(len(a), len(b), max_length - 3)
+            segments.append((a[:size_a], b[:size_b]))
     return pack(tokenizer, segments, max_length)
 
 
@@ -100,12 +100,6 @@ def windows(length: int, room: int, stride: int) -> Iterator[tuple[int, int]]:
 def owners(length: int, spans: Sequence[tuple[int, int]]) -> np.ndarray:
     """For each token the window that shows most around it: BERT's rule, the first if equal."""
     place = np.arange(length)
-    scores = [
-        np.where(
-            (place >= begin) & (place < end),
-            np.minimum(place - begin, end - 1 - place) + 0.01 * (end - begin),
-            -np.inf,
-        )
-        for begin, end in spans
-    ]
-    return np.argmax(scores, axis=0)
+    begin, end = np.array(spans).T[:, :, None]
+    around = np.minimum(place - begin, end - 1 - place)
+    return np.argmax(np.where(around < 0, -np.inf, around + 0.01 * (end - begin)), axis=0)

@@ -4,17 +4,16 @@ Rows of `length` tokens are made of documents in one of three layouts:
 
 * `document`: a document is cut into pieces of at most `length - 2` tokens; nothing is dropped. A
   piece becomes `[CLS] token token ... [SEP]`, one in a row, padded.
-* `packed`: as many of these pieces per row as fit. Attention and positions are restricted to the
-  piece (`segment_ids`, `position_ids`), so the model computes the same as with a piece per row,
-  without spending time on padding.
+* `packed`: as many of these pieces per row as fit. Attention and positions stay within the piece
+  (`segment_ids`, `position_ids`), so the model computes the same as with a piece per row.
 * `electra`: the examples of the original program, for replication (spec 5.2): lines of a document
   in one piece of two segments, `[CLS] A A A [SEP] B B [SEP]`. What is too long is cut off and lost.
 
 Packing is best-fit decreasing: from the longest piece to the shortest, each goes to the row with
-the least free space that suffices. Done piece by piece this would be slow. But pieces of equal
-length are interchangeable, and so are rows of equal free space: it is enough to loop over the
-lengths, and for each over the amounts of free space, and to move whole slices of rows. The cost
-of the loops depends on `length` only; the rest is sorting.
+the least free space that suffices. Pieces of equal length are interchangeable, and so are rows of
+equal free space: it is enough to loop over the lengths, and for each over the amounts of free
+space, and to move whole slices of rows. The cost of the loops depends on `length` only; the rest
+is sorting.
 """
 
 from array import array
@@ -45,7 +44,7 @@ UNLIMITED = 100_000  # tokens in the one segment, before they are cut
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Examples of equal length, each made of ranges of tokens. Made by `rows`."""
+    """Examples of equal length, each made of ranges of tokens."""
 
     length: int  # tokens per row
     tokens: Tokens  # what the ranges are of
@@ -65,8 +64,8 @@ class Rows:
     @property
     def real_tokens(self) -> int:
         """The tokens of all rows that are not padding, with [CLS] and [SEP]."""
-        special = [np.count_nonzero(self.marks & mark) for mark in (BEGINS_PIECE, ENDS_SEGMENT)]
-        return int(self.sizes.sum() + sum(special))
+        special = sum(np.count_nonzero(self.marks & mark) for mark in (BEGINS_PIECE, ENDS_SEGMENT))
+        return int(self.sizes.sum() + special)
 
     def batch(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The rows at `indices`, an integer array [b]; -1 stands for a row of padding.
@@ -74,18 +73,16 @@ class Rows:
         Returns:
           int32 arrays [b, length]:
             input_ids: `pad_id` where there is no piece.
-            segment_ids: 1, 2, ... for the pieces of a row, 0 for padding. A token may attend to
-              those with its own piece id.
+            segment_ids: 1, 2, ... for the pieces of a row, 0 for padding.
             position_ids: 0, 1, ... in each piece, 0 for padding.
             token_type_ids: 1 in second segments, else 0.
         """
-        indices = np.asarray(indices)
         is_row = indices >= 0
         first = np.where(is_row, self.first[indices], 0)
         counts = np.where(is_row, self.first[indices + 1], 0) - first
 
-        # Per range: its row in the batch, where among the real tokens of the batch it begins and
-        # ends, special tokens included, and the number of its piece in the batch.
+        # Of each range: its row in the batch, where it begins and ends among the real tokens of the
+        # batch, special tokens included, and the number of its piece in the batch.
         chosen = np.repeat(first, counts) + _arange_each(counts)
         row = np.repeat(np.arange(indices.size), counts)
         sizes, marks = self.sizes[chosen], self.marks[chosen]
@@ -97,14 +94,12 @@ class Rows:
 
         ids = np.empty(widths.sum(), np.int32)
         is_token = np.ones(ids.size, bool)
-        for special, places in (
-            (self.cls_id, begins[begins_piece]),
-            (self.sep_id, ends[ends_segment] - 1),
-        ):
+        cls, sep = begins[begins_piece], ends[ends_segment] - 1
+        for special, places in ((self.cls_id, cls), (self.sep_id, sep)):
             ids[places] = special
             is_token[places] = False
         ids[is_token] = self.tokens.ranges(self.starts[chosen], sizes)
-        position = np.arange(ids.size) - np.repeat(begins[begins_piece][piece], widths)
+        position = np.arange(ids.size) - np.repeat(cls[piece], widths)
         number = 1 + piece - piece[(np.cumsum(counts) - counts)[row]]
 
         row_widths = np.bincount(row, widths, minlength=indices.size)
@@ -132,28 +127,19 @@ def rows(
     seed: int = 0,
     by_source: bool = False,
 ) -> Rows:
-    """Arranges a split of a store in rows of `length` tokens; see the top of this module.
+    """Arranges a split of a store in rows of `length` tokens, in one of `LAYOUTS`.
 
     The result depends on the arguments only. It takes seconds for tens of millions of pieces, or
     about a second for a million lines in layout `electra`, so it is not kept on disk.
 
     Args:
+      length: at least 5, for a token in each segment.
       seed: of the random choices in layout `electra`; the others make none.
       by_source: make a group of rows of each source, in place of one of all.
 
     Raises:
-      UserError: `layout` is not one of `LAYOUTS`, `length` has no room for a token in each
-        segment, or a group has no rows.
+      UserError: a group has no rows.
     """
-    if layout not in LAYOUTS:
-        raise UserError(f"data.layout: found {layout!r}; allowed are {', '.join(LAYOUTS)}")
-    smallest, content = 3, "[CLS], a token, [SEP]"
-    if layout == "electra":
-        smallest, content = 5, "[CLS], a token, [SEP], a token, [SEP]"
-    if length < smallest:
-        raise UserError(
-            f"length of rows: found {length}; allowed are {smallest} and more, for {content}"
-        )
     documents = store.documents(split)
     sources = store.sources(split) if by_source else np.array([0, documents.size - 1])
     if layout == "electra":

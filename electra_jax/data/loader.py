@@ -1,9 +1,9 @@
 """Batches of rows, in an order that depends on the seed only.
 
-Training batch `step` is a pure function of (seed, step): it can be made without its predecessors,
-so resuming takes no time, and each host can make just its share. The order is Grain's global
-shuffle, an invertible function of the index rather than a table, applied anew in every epoch; a
-batch may hold the end of one epoch and the beginning of the next.
+Training batch `step` is a pure function of (seed, step): resuming takes no time, and each host
+makes just its share. The order is Grain's global shuffle, an invertible function of the index
+rather than a table, applied anew in every epoch; a batch may hold the end of one epoch and the
+beginning of the next.
 
     order    row 7, row 2, row 9, ...   epoch 0, then epoch 1 in another order, ...
     batch    step * batch_size ... (step + 1) * batch_size of the order
@@ -18,7 +18,7 @@ with its own epochs, and takes its turns in the proportion of its weight:
 Or whole batches take turns, each with rows of one group.
 
 Every batch has a field `row`: the number of each row in the global batch (in evaluation: in the
-whole pass). Random masks are derived from it, so that they do not depend on the number of hosts.
+whole pass). Random masks are derived from it, so they do not depend on the number of hosts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,13 +36,9 @@ from electra_jax.errors import UserError
 
 @runtime_checkable
 class Rows(Protocol):
-    """Examples by number: `layout.Rows`, or features of a task.
+    """Examples by number: `layout.Rows`, or features of a task."""
 
-    Attributes:
-      groups: row indices where a group begins, and the number of rows at the end.
-    """
-
-    groups: np.ndarray
+    groups: np.ndarray  # row indices where a group begins; the number of rows
 
     def __len__(self) -> int: ...
 
@@ -65,15 +61,12 @@ def train_batch(
     """This host's part of the global training batch number `step`.
 
     Args:
-      rows: the examples.
       step: 0, 1, ...; any number takes equally long.
       batch_size: rows in the global batch.
       seed: determines the order.
       weights: of the groups of `rows`, in any scale. Of any first n rows of the order, each group
         has its share to within 1 row; with more than 4 groups, 1.5 rows; more than 8, 2 rows; ...
       one_group: batches, not rows, take turns: all rows of a batch are of one group.
-      process_index: which part is returned.
-      process_count: the number of parts, a divisor of `batch_size`.
 
     Returns:
       The fields of `rows.batch`, [batch_size / process_count, ...], and `row`, int32
@@ -105,9 +98,6 @@ def train_batches(
     """The batches of `train_batch` for `num_steps` steps from `start_step`, made ahead of use.
 
     Args:
-      rows: the examples.
-      start_step: the step of the first batch. A resumed run starts where it stopped.
-      num_steps: how many batches to yield.
       num_threads: threads that make batches.
       prefetch: batches that may wait for use.
       options: the keyword arguments of `train_batch`.
@@ -123,9 +113,8 @@ def eval_batches(
 ) -> Iterator[dict[str, np.ndarray]]:
     """This host's part of the batches of one pass over all rows, in order, each row once.
 
-    The last batch is filled up with rows of padding, whose `segment_ids` are all 0. All hosts have
-    the same number of batches. The fields are those of `train_batch`, but `row` counts through
-    the whole pass.
+    The last batch is filled up with rows of padding, whose `segment_ids` are all 0, so that all
+    hosts have the same number of batches. `row` counts through the whole pass.
     """
     share = _share(batch_size, process_index, process_count)
     for first in range(0, len(rows), batch_size):

@@ -1,8 +1,8 @@
 """Files and addresses, compressed or not, opened and read.
 
 Addresses (`gs://`, `s3://`, ...) go through fsspec. Local files do not: fsspec makes their paths
-absolute, but a token store records the names that the user gave. Nor does decompression: fsspec's
-reader of zstandard ends in silence where an archive is cut off.
+absolute, but a store records the names that the user gave. Nor does decompression: fsspec's reader
+of zstandard ends in silence where an archive is cut off.
 """
 
 import bz2
@@ -51,12 +51,7 @@ def _open_zstd(file: Stream) -> Stream:
     return pyarrow.CompressedInputStream(file, "zstd")
 
 
-COMPRESSED = {  # how files with these suffixes are decompressed
-    ".gz": gzip.open,
-    ".xz": lzma.open,
-    ".bz2": bz2.open,
-    ".zst": _open_zstd,
-}
+COMPRESSED = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open, ".zst": _open_zstd}
 
 
 @contextmanager

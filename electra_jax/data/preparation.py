@@ -9,7 +9,9 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
+
+from ml_collections import ConfigDict
 
 from electra_jax.data import reader, sources, tokenizers
 from electra_jax.data.reader import Group, logged, take_apart
@@ -17,34 +19,17 @@ from electra_jax.data.sources import Source
 from electra_jax.data.store import FORMAT_VERSION, TokenStore, open_store
 from electra_jax.data.tokenizers.base import SETTINGS, Tokenizer
 from electra_jax.data.workers import map_in_order
-from electra_jax.data.writing import can_go_on, unfinished, write_store
+from electra_jax.data.writing import read_progress, unfinished, write_store
 from electra_jax.errors import UserError
 from electra_jax.files import locked, sha256
 
 Log = Callable[[str], None]
 
 
-@runtime_checkable
-class Corpus(Protocol):
-    """What decides the content of a token store. `config.data` has these fields and says more."""
+def prepare(data: ConfigDict, log: Log = print) -> TokenStore:
+    """Opens the token store of `config.data`; makes it first when it is missing.
 
-    source: str
-    on_error: str
-    dir: str
-    vocab: str
-    tokenizer: str
-    vocab_size: int
-    special_tokens: tuple[str, ...]
-    lower_case: bool
-    strip_accents: bool
-    max_word_chars: int
-    held_out: float
-
-
-def prepare(corpus: Corpus, log: Log = print) -> TokenStore:
-    """Opens the token store of a corpus; makes it first when it is missing.
-
-    Stores live side by side in `corpus.dir`, each under a name made from the source and a hash of
+    Stores live side by side in `data.dir`, each under a name made from the source and a hash of
     all that determines its content, so that a changed setting gives another store. Where several
     processes of a machine want the same store, one makes it and the others wait.
 
@@ -52,8 +37,8 @@ def prepare(corpus: Corpus, log: Log = print) -> TokenStore:
       UserError: the source or the vocabulary cannot be used, or the source has changed since the
         store was made. Nothing is left behind.
     """
-    entries = sources.parse(corpus.source)
-    directory = store_directory(corpus)
+    entries = sources.parse(data.source)
+    directory = store_directory(data)
     if directory.exists():
         store = open_store(directory)
         changed = sources.changed(entries, store.manifest["fingerprint"])
@@ -72,13 +57,13 @@ def prepare(corpus: Corpus, log: Log = print) -> TokenStore:
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"data.dir: cannot make {corpus.dir}: {error.strerror}") from error
+        raise UserError(f"data.dir: cannot make {data.dir}: {error.strerror}") from error
     lock = directory.with_name(f"{directory.name}.lock")
     with locked(lock, lambda holder: log(f"waiting for {holder}, which makes {directory}")):
         try:
             if not directory.exists():
                 log(f"making {directory}")
-                _make(directory, corpus, entries, origin, log)
+                _make(directory, data, entries, origin, log)
         finally:
             lock.unlink()
             with contextlib.suppress(OSError):  # It holds stores.
@@ -88,73 +73,67 @@ def prepare(corpus: Corpus, log: Log = print) -> TokenStore:
     return store
 
 
-def store_directory(corpus: Corpus) -> Path:
-    """Where `prepare` keeps the store of a corpus.
+def store_directory(data: ConfigDict) -> Path:
+    """Where `prepare` keeps the store of `config.data`.
 
     Raises:
       UserError: the vocabulary's file cannot be read, or the source has a mistake.
     """
-    entries = sources.parse(corpus.source)
-    vocab: Any = {"tokenizer": corpus.tokenizer, "vocab_size": corpus.vocab_size}
-    if corpus.vocab:
+    entries = sources.parse(data.source)
+    vocab: Any = {"tokenizer": data.tokenizer, "vocab_size": data.vocab_size}
+    if data.vocab:
         try:
-            vocab = sha256(Path(corpus.vocab))
+            vocab = sha256(Path(data.vocab))
         except OSError as error:
-            raise UserError(f"data.vocab: cannot read {corpus.vocab}: {error.strerror}") from error
+            raise UserError(f"data.vocab: cannot read {data.vocab}: {error.strerror}") from error
     identity = {
         "format_version": FORMAT_VERSION,
         "sources": [str(entry) for entry in entries],
-        "on_error": corpus.on_error,
+        "on_error": data.on_error,
         "vocab": vocab,
-        "held_out": corpus.held_out,
+        "held_out": data.held_out,
         # Updating a package or data set is normal and gives another corpus. A changed file is a
         # surprise, and is reported instead.
         "versions": sources.versions(entries),
-        **_tokenizer_settings(corpus),
+        **_tokenizer_settings(data),
     }
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    short_name = re.sub(r"[^A-Za-z0-9]+", "-", corpus.source)[-40:].strip("-")
-    return Path(corpus.dir).expanduser() / f"{short_name}-{digest[:12]}"
+    short_name = re.sub(r"[^A-Za-z0-9]+", "-", data.source)[-40:].strip("-")
+    return Path(data.dir).expanduser() / f"{short_name}-{digest[:12]}"
 
 
-def _tokenizer_settings(corpus: Corpus) -> dict[str, Any]:
-    return {name: getattr(corpus, name) for name in SETTINGS}
+def _tokenizer_settings(data: ConfigDict) -> dict[str, Any]:
+    return {name: data[name] for name in SETTINGS}
 
 
-def _make(directory: Path, corpus: Corpus, entries: list[Source], origin: dict, log: Log) -> None:
+def _make(directory: Path, data: ConfigDict, entries: list[Source], origin: dict, log: Log) -> None:
     """Makes a store; after a UserError, nothing of it is left."""
     place = unfinished(directory)
     try:
-        if can_go_on(place, origin):
+        if read_progress(place, origin):
             tokenizer = tokenizers.load(place / "tokenizer")
         else:
             shutil.rmtree(place, ignore_errors=True)  # what another source has left
-            tokenizer = _tokenizer(corpus, entries, log)
-        write_store(
-            directory,
-            reader.groups(entries),
-            tokenizer,
-            corpus.held_out,
-            origin=origin,
-            on_error=corpus.on_error,
-            log=log,
-        )
+            tokenizer = _tokenizer(data, entries, log)
+        groups = reader.groups(entries)
+        options = {"origin": origin, "on_error": data.on_error, "log": log}
+        write_store(directory, groups, tokenizer, data.held_out, **options)
     except UserError:
         shutil.rmtree(place, ignore_errors=True)
         raise
 
 
-def _tokenizer(corpus: Corpus, entries: list[Source], log: Log) -> Tokenizer:
+def _tokenizer(data: ConfigDict, entries: list[Source], log: Log) -> Tokenizer:
     """The tokenizer of the given vocabulary, or of one that is trained on the source."""
-    settings = _tokenizer_settings(corpus)
-    if corpus.vocab:
-        return tokenizers.from_file(corpus.vocab, **settings)
-    trainer = tokenizers.trainer(corpus.tokenizer, corpus.vocab_size, **settings)
-    summarize = functools.partial(_summarize, trainer.summarize, corpus.on_error)
+    settings = _tokenizer_settings(data)
+    if data.vocab:
+        return tokenizers.from_file(data.vocab, **settings)
+    trainer = tokenizers.TRAINERS[data.tokenizer](data.tokenizer, data.vocab_size, settings)
+    summarize = functools.partial(_summarize, trainer.summarize, data.on_error)
     groups = logged(reader.groups(entries), "read for the vocabulary", log)
     for summary in map_in_order(summarize, groups):
         trainer.add(summary)
-    log(f"training a {corpus.tokenizer} vocabulary of {corpus.vocab_size:,} tokens")
+    log(f"training a {data.tokenizer} vocabulary of {data.vocab_size:,} tokens")
     return trainer.finish()
 
 

@@ -15,10 +15,11 @@ from electra_jax.errors import UserError
 
 @dataclass
 class Group:
-    """What a worker is given at once: parts in order."""
+    """Parts in order, as many as a worker is given at once."""
 
     parts: list[Part | Damage] = field(default_factory=list)
     done: float = 0.0  # share of all inputs that has been read
+    size: int = 0  # in bytes, or characters where that is what parts have
 
 
 @dataclass
@@ -39,16 +40,16 @@ def groups(sources: list[Source], limits: Limits = LIMITS) -> Iterator[Group]:
     """
     all_inputs = inputs(sources)
     sizes = [max(1, input.size) for input in all_inputs]
-    before = 0
-    group, bytes_in_group = Group(), 0
+    before, total = 0, sum(sizes)
+    group = Group()
     for input, size in zip(all_inputs, sizes, strict=True):
         for part, done in input.format.parts(input, limits):
             group.parts.append(part)
-            group.done = (before + size * done) / sum(sizes)
-            bytes_in_group += _size(part)
-            if bytes_in_group >= limits.part // 2:
+            group.size += _size(part)
+            group.done = (before + size * done) / total
+            if group.size >= limits.part // 2:
                 yield group
-                group, bytes_in_group = Group(), 0
+                group = Group()
         before += size
     if group.parts:
         yield group
@@ -63,7 +64,7 @@ def logged(
     for group in groups:
         yield group
         before = group.done if before is None else before
-        size += sum(map(_size, group.parts))
+        size += group.size
         now = time.monotonic()
         if now - logged_at > seconds and group.done > before:
             logged_at = now
@@ -73,11 +74,9 @@ def logged(
 
 
 def _size(part: Part | Damage) -> int:
-    if isinstance(part, Damage):
-        return 0
-    if isinstance(part.content, bytes):
-        return len(part.content)
-    return sum(len(text) for text in part.content if isinstance(text, bytes | str))
+    texts = [] if isinstance(part, Damage) else part.content
+    texts = [texts] if isinstance(texts, bytes) else texts
+    return sum(len(text) for text in texts if isinstance(text, bytes | str))
 
 
 def take_apart(group: Group, on_error: str, limits: Limits = LIMITS) -> Documents:

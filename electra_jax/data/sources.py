@@ -19,6 +19,7 @@ that are trained on come from the first entry. Without weights everything is rea
 
 import contextlib
 import glob
+import math
 import os
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ from electra_jax.data.formats import FORMATS, format_of_file, format_without_fil
 from electra_jax.data.formats.base import Input
 from electra_jax.data.opening import file_system
 from electra_jax.errors import UserError
-from electra_jax.settings import settings_of
+from electra_jax.settings import Check, settings_of
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class Source:
     """An entry of `config.data.source`."""
 
     location: str  # `docstrings`, `tfds:NAME`, or the path, glob or address of files
-    options: tuple[tuple[str, str], ...] = ()  # names and values, in the order of the names
-    weight: float | None = None  # of its rows, relative to other entries; None: none has one
+    options: tuple[tuple[str, str], ...] = ()  # names and values, sorted
+    weight: float | None = None  # of its rows; None where no entry has one
 
     def __str__(self) -> str:
         return "#".join([self.location, *(f"{name}={value}" for name, value in self.options)])
@@ -58,29 +59,30 @@ def parse(source: str) -> list[Source]:
 
 def _parse_entry(entry: str) -> Source:
     location, *options = (part.strip() for part in entry.split("#"))
-    known = settings_of(*FORMATS.values())
+    checks = {name: one.check for name, one in settings_of(*FORMATS.values()).items()}
+    checks["weight"] = Check(_is_weight, "a number above 0")
     values = {}
     for option in options:
         name, _, value = option.partition("=")
-        if name not in (*known, "weight") or not value:
-            allowed = ", ".join(f"{name}=" for name in (*known, "weight"))
+        if name not in checks or not value:
+            allowed = ", ".join(f"{name}=" for name in checks)
             raise UserError(
                 f"data.source: {entry!r} has the option {option!r}; allowed: {allowed} and a value"
             )
-        if name in known and not known[name].check.is_allowed(value):
+        if not checks[name].is_allowed(value):
             raise UserError(
-                f"data.source: {entry!r} has {option}; allowed as {name}=: {known[name].check}"
+                f"data.source: {entry!r} has {option}; allowed as {name}=: {checks[name]}"
             )
         values[name] = value
     weight = values.pop("weight", None)
-    if weight is not None:
-        try:
-            weight = float(weight)
-        except ValueError:
-            weight = 0.0
-        if not 0 < weight < float("inf"):
-            raise UserError(f"data.source: {entry!r}: a weight is a number above 0")
-    return Source(location, tuple(sorted(values.items())), weight)
+    return Source(location, tuple(sorted(values.items())), weight and float(weight))
+
+
+def _is_weight(value: str) -> bool:
+    try:
+        return 0 < float(value) < math.inf
+    except ValueError:
+        return False
 
 
 def weights(sources: list[Source]) -> tuple[float, ...] | None:
@@ -100,12 +102,12 @@ def inputs(sources: list[Source]) -> list[Input]:
         for name, size in [(source.location, 0)] if alone else _files(source.location):
             key = alone or format_of_file(name)
             known = settings_of(FORMATS[key])
-            for option, _ in source.options:
-                if option not in known:
-                    raise UserError(
-                        f"data.source: #{option}= has no meaning for {name}, which is read as "
-                        f"{key}; allowed: {', '.join((*known, 'weight'))}"
-                    )
+            unknown = [option for option, _ in source.options if option not in known]
+            if unknown:
+                raise UserError(
+                    f"data.source: #{unknown[0]}= has no meaning for {name}, which is read as "
+                    f"{key}; allowed: {', '.join((*known, 'weight'))}"
+                )
             form = FORMATS[key](**dict(source.options))
             split = getattr(form, "split", None)  # several of one data set are several inputs
             by_key.setdefault((name, split), Input(number, name, form, size))

@@ -11,24 +11,21 @@ A store is a directory:
     held_out-00000.tokens.npy  the documents kept for evaluation, in the same form
 
 Ids are uint16 when the vocabulary has at most 65,536 tokens, else uint32. A line is a line of the
-input, by which a corpus may mark its sentences. Documents and lines never cross shards. Say the
-train split has two documents, ("it rains", "come in") and ("yes",), and each word is one token:
+input, by which a corpus may mark its sentences. Documents never cross shards. Say the train split
+has two documents, ("it rains", "come in") and ("yes",), and each word is one token:
 
     tokens     17 42 8 11 93       it rains come in yes
     documents  0 4 5               it starts the first document, yes the second, 5 is the end
     lines      0 2 4 5             it, come and yes start a line
 
 A document is held out if a hash of its text falls below the held-out fraction of the hash's range,
-so the split depends neither on order nor on the rest of the corpus, and two copies of a document
-are never on different sides. A corpus of one document is divided: its end is held out. The
-documents of one entry of the source lie together, in the order of the entries; the manifest says
-how many there are of each.
+so the split depends neither on order nor on the rest of the corpus, and copies of a document are
+always on the same side. A corpus of one document is divided: its end is held out. Documents lie in
+the order of the source's entries; the manifest says how many there are of each.
 
 Flat arrays read at memory speed through mmap by any number of processes, hold 2 bytes a token, and
 fix neither length nor layout of the examples (`electra_jax.data.layout`). The manifest lists the
-size and hash of each file.
-
-`electra_jax.data.writing` makes stores.
+size and hash of each file. `electra_jax.data.writing` makes stores.
 """
 
 import hashlib
@@ -66,12 +63,8 @@ class Tokens:
         """Concatenates the ranges `[start, start + size)`, none of which may cross a shard."""
         shards = np.searchsorted(self._starts, starts, side="right") - 1
         begins = starts - self._starts[shards]
-        parts = [
-            self._shards[shard][begin:end]
-            for shard, begin, end in zip(
-                shards.tolist(), begins.tolist(), (begins + sizes).tolist(), strict=True
-            )
-        ]
+        places = (x.tolist() for x in (shards, begins, begins + sizes))
+        parts = [self._shards[shard][begin:end] for shard, begin, end in zip(*places, strict=True)]
         return np.concatenate(parts) if parts else self._shards[0][:0]
 
 
@@ -91,8 +84,8 @@ class TokenStore:
     def token_counts(self, split: str) -> np.ndarray:
         """int64 [vocab_size]: how often each token is in a split. Reads all of it."""
         size = self.tokenizer.vocab_size
-        shards = (_mapped(path) for path in self._paths(split, "tokens"))
-        return sum((np.bincount(shard, minlength=size) for shard in shards), np.zeros(size, int))
+        paths = self._paths(split, "tokens")
+        return sum(np.bincount(_mapped(path), minlength=size) for path in paths)
 
     def documents(self, split: str) -> np.ndarray:
         """int64 [documents + 1]: where in `tokens(split)` each document starts; the end."""

@@ -25,28 +25,23 @@ Fields = Iterator[tuple[int, list[str]]]  # with the number of the line that the
 
 
 def read_table(path: str) -> Iterator[Record]:
-    """The rows of a table, each with the number of the line that it begins in, from 1.
-
-    Rows of Parquet files are counted from 1.
+    """The rows of a table, each with the number, from 1, of its first line or Parquet row.
 
     Raises:
       UserError: the table cannot be read, or a row is malformed; names the line.
     """
-    match suffix_of(path):
-        case ".csv":
-            return _named(path, _csv_fields(path))
-        case ".tsv":
-            return _named(path, _tsv_fields(path))
+    if fields := _FIELDS.get(suffix_of(path)):
+        return _named(path, fields(path))
     if not is_table(path):
         suffixes = [x for form in FORMATS.values() if form.records for x in form.suffixes]
-        allowed = ", ".join((".csv", ".tsv", *suffixes))
+        allowed = ", ".join((*_FIELDS, *suffixes))
         raise UserError(f"{path}: not known as a table; allowed: {allowed}")
     return FORMATS[format_of_file(path)].records(path)
 
 
 def is_table(path: str) -> bool:
     """Whether `read_table` knows a file, by its name."""
-    return suffix_of(path) in (".csv", ".tsv") or bool(FORMATS[format_of_file(path)].records)
+    return suffix_of(path) in _FIELDS or bool(FORMATS[format_of_file(path)].records)
 
 
 def is_json_lines(path: str) -> bool:
@@ -57,9 +52,8 @@ def is_json_lines(path: str) -> bool:
 def cell(values: Mapping[str, Any], column: str, where: str) -> Any:
     """What a row has in a column; UserError, which begins with `where`, if there is none."""
     if column not in values:
-        raise UserError(
-            f"{where}: there is no column {column!r}; found {', '.join(map(str, values))}"
-        )
+        found = ", ".join(map(str, values))
+        raise UserError(f"{where}: there is no column {column!r}; found {found}")
     return values[column]
 
 
@@ -92,6 +86,9 @@ def _tsv_fields(path: str) -> Fields:
             has_one_column |= "\t" not in line
 
 
+_FIELDS = {".csv": _csv_fields, ".tsv": _tsv_fields}
+
+
 def _named(path: str, rows: Fields) -> Iterator[Record]:
     _, columns = next(rows, (1, []))
     twice = next((name for name in columns if columns.count(name) > 1), None)
@@ -100,8 +97,6 @@ def _named(path: str, rows: Fields) -> Iterator[Record]:
         raise UserError(f"{path}, line 1: found {found}; columns have names, each its own")
     for line, fields in rows:
         if len(fields) != len(columns):
-            raise UserError(
-                f"{path}, line {line}: {len(fields)} fields; the file has {len(columns)} columns: "
-                f"{', '.join(columns)}"
-            )
+            expected = f"the file has {len(columns)} columns: {', '.join(columns)}"
+            raise UserError(f"{path}, line {line}: {len(fields)} fields; {expected}")
         yield line, dict(zip(columns, fields, strict=True))

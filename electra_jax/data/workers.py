@@ -21,11 +21,7 @@ def map_in_order(function: Callable[[Item], Result], items: Iterable[Item]) -> I
     """`map(function, items)` in several processes, one for each core.
 
     Items are taken as they are needed, a few ahead of the results. What `function` raises is
-    raised here, at its place in the order.
-
-    Args:
-      function: sent to each process once, pickled, as are items and results each time.
-      items: a handful of them is not worth other processes and is worked on in this one.
+    raised here, at its place in the order. A handful of items is worked on in this process.
     """
     items = iter(items)
     first = list(islice(items, _FEW + 1))
@@ -35,11 +31,11 @@ def map_in_order(function: Callable[[Item], Result], items: Iterable[Item]) -> I
     processes = min(num_cores(), _MAX_PROCESSES)
     # Spawned, because forking a process that holds the threads of JAX can hang.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, _start, (function,)) as pool:
+    with ProcessPoolExecutor(processes, context, _start) as pool:
         running = collections.deque()
         try:
             for item in chain(first, items):
-                running.append(pool.submit(_call, item))
+                running.append(pool.submit(function, item))
                 if len(running) > 2 * processes:
                     yield running.popleft().result()
             while running:
@@ -55,17 +51,11 @@ def num_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _start(function: Callable) -> None:
+def _start() -> None:
     """Called first in a worker."""
-    global _function
-    _function = function
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # The processes are parallel already.
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent says what there is to say.
     threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _call(item: Item) -> Result:
-    return _function(item)
 
 
 def _end_with_parent() -> None:

@@ -1,8 +1,7 @@
 """Writes a corpus into a token store, on all cores.
 
-A store grows under another name, `NAME.unfinished`, and gets its own when it is complete. With
-every shard, `progress.json` says there how far reading has come. Whoever finds such a directory
-goes on from there.
+A store grows as `NAME.unfinished` and gets its own name when it is complete. With every shard,
+`progress.json` says there how far reading has come; whoever finds it goes on from there.
 """
 
 import functools
@@ -50,14 +49,11 @@ def write_store(
     in memory. The result depends neither on interruptions nor on the number of cores.
 
     Args:
-      directory: where the store will be; must not exist.
-      groups: the corpus.
-      tokenizer: makes the ids; saved with the store.
+      directory: must not exist.
       held_out: the fraction of documents kept for evaluation.
       origin: what the manifest says about where the groups are from; has `sources`, the names of
         the entries.
       on_error: `raise`, or `skip` what cannot be used and count it.
-      log: receives a line of progress every few seconds.
       shard_tokens: a shard is written when the train split has so many.
 
     Raises:
@@ -77,14 +73,15 @@ def write_store(
         },
     }
     head = json.loads(json.dumps(head))  # as it is when read again
-    num_groups, content = _load_progress(place, head)
-    if num_groups:
+    num_groups, content = 0, _no_counts(len(head["sources"]))
+    if progress := read_progress(place, head):
+        num_groups, content = progress["groups"], progress["content"]
         log(f"going on after {content['read']['documents']:,} documents")
     collected: dict[str, list[_Arrays]] = {split: [] for split in SPLITS}
 
     def write_shards() -> None:
         for split, arrays in collected.items():
-            shards = content["splits"][split]["shards"]
+            shards = content["splits"][split].setdefault("shards", [])
             if num_tokens(split):
                 shards.append(_write_shard(place, f"{split}-{len(shards):05d}", arrays))
             arrays.clear()
@@ -117,21 +114,15 @@ def write_store(
     place.rename(directory)
 
 
-def can_go_on(place: Path, origin: dict) -> bool:
-    """Whether `place` holds the tokenizer and some shards of a store with this origin."""
+def read_progress(place: Path, head: dict) -> dict | None:
+    """What `place` holds of a store whose manifest has all of `head`; None if nothing.
+
+    Returns:
+      `head`; `groups`, how many are in the shards; `content`, the manifest's entries about them.
+    """
     path = place / _PROGRESS
-    return path.exists() and origin.items() <= json.loads(path.read_text())["head"].items()
-
-
-def _load_progress(place: Path, head: dict) -> tuple[int, dict]:
-    """How many groups are in the shards that are there, and the manifest's entries about them."""
-    if can_go_on(place, head):
-        progress = json.loads((place / _PROGRESS).read_text())
-        return progress["groups"], progress["content"]
-    content = _no_counts(len(head["sources"]))
-    for counts in content["splits"].values():
-        counts["shards"] = []
-    return 0, content
+    progress = json.loads(path.read_text()) if path.exists() else None
+    return progress if progress and head.items() <= progress["head"].items() else None
 
 
 def _no_counts(num_sources: int) -> dict:
@@ -168,12 +159,9 @@ class _Arrays(NamedTuple):
 def _write_shard(directory: Path, name: str, collected: list[_Arrays]) -> dict:
     """Writes arrays, one after the other, as a shard. Returns the manifest's entry."""
     tokens, documents, lines = map(np.concatenate, zip(*collected, strict=True))
+    arrays = {"tokens": tokens, "documents": offsets(documents), "lines": offsets(lines)}
     files = []
-    for kind, array in (
-        ("tokens", tokens),
-        ("documents", offsets(documents)),
-        ("lines", offsets(lines)),
-    ):
+    for kind, array in arrays.items():
         path = directory / f"{name}.{kind}.npy"
         np.save(path, array, allow_pickle=False)
         files.append({"file": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)})
@@ -188,48 +176,46 @@ def _encode(
     is_all: bool,
     group: Group,
 ) -> tuple[dict[str, _Arrays], dict, list[str]]:
-    """Tokenizes the documents of a group, which may be all there is. Runs in a worker process.
+    """Tokenizes a group in a worker process: arrays of each split, counts, messages about damage.
 
-    Returns:
-      The arrays of each split, the counts as in the manifest, and messages about damage.
+    Args:
+      is_all: whether there are no other groups.
     """
     tokenizer = _load_tokenizer(tokenizer_directory)
     content = take_apart(group, on_error)
-    documents = content.documents
-    if is_all and len(documents) == 1 and sum(map(len, documents[0][1])) > 1:
-        [(source, document)] = documents
-        documents = [(source, part) for part in _parted(document, held_out)]
-        splits = SPLITS
+    documents = {split: [] for split in SPLITS}
+    if is_all and len(content.documents) == 1 and sum(map(len, content.documents[0][1])) > 1:
+        [(source, document)] = content.documents
+        for split, part in zip(SPLITS, _parted(document, held_out), strict=True):
+            documents[split].append((source, part))
     else:
-        splits = [SPLITS[_is_held_out(document, held_out)] for _, document in documents]
+        for source, document in content.documents:
+            documents[SPLITS[_is_held_out(document, held_out)]].append((source, document))
     counts = _no_counts(num_sources)
     counts["read"]["divided"] = content.divided
-    counts["dropped"] = dropped = content.dropped
-    ids = {split: [] for split in SPLITS}  # of the lines that have any
-    sizes = {split: [] for split in SPLITS}  # of the documents
-    encoded = iter(tokenizer.encode_batch([line for _, lines in documents for line in lines]))
-    for (source, document), split in zip(documents, splits, strict=True):
-        lines = [ids for ids in islice(encoded, len(document)) if ids]
-        characters = sum(map(len, document))
-        counts["read"]["documents"] += 1
-        counts["read"]["characters"] += characters
-        if not lines:
-            dropped["documents without tokens"] += 1
-            continue
-        ids[split] += lines
-        sizes[split].append(sum(map(len, lines)))
-        counts["splits"][split]["characters"] += characters
-        counts["splits"][split]["documents_by_source"][source] += 1
-
+    counts["dropped"] = content.dropped
     arrays = {}
     dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32
-    for split in SPLITS:
-        tokens = np.fromiter(chain.from_iterable(ids[split]), dtype)
-        lines = np.array([*map(len, ids[split])], int)
-        arrays[split] = _Arrays(tokens, np.array(sizes[split], int), lines)
-        counts["splits"][split] |= {
-            "documents": len(sizes[split]),
-            "lines": len(ids[split]),
+    for split, of_split in counts["splits"].items():
+        all_lines = [line for _, document in documents[split] for line in document]
+        counts["read"]["documents"] += len(documents[split])
+        counts["read"]["characters"] += sum(map(len, all_lines))
+        encoded = iter(tokenizer.encode_batch(all_lines))
+        ids, sizes = [], []  # of the lines that have any; of the documents
+        for source, document in documents[split]:
+            lines = [ids for ids in islice(encoded, len(document)) if ids]
+            if not lines:
+                content.dropped["documents without tokens"] += 1
+                continue
+            ids += lines
+            sizes.append(sum(map(len, lines)))
+            of_split["characters"] += sum(map(len, document))
+            of_split["documents_by_source"][source] += 1
+        tokens = np.fromiter(chain.from_iterable(ids), dtype)
+        arrays[split] = _Arrays(tokens, np.array(sizes, int), np.array([*map(len, ids)], int))
+        of_split |= {
+            "documents": len(sizes),
+            "lines": len(ids),
             "tokens": tokens.size,
             "words": int(np.count_nonzero(tokenizer.starts_word[tokens])),
             "unknown": int(np.count_nonzero(tokens == tokenizer.unk_id)),

@@ -1,9 +1,9 @@
 """What a format is, and what formats share.
 
-Reading has two halves. The first runs in one process: it cuts an input into parts of about a MiB,
-without looking at it more closely than needed to cut between two documents. The second runs in many
-(electra_jax.data.workers): it decodes parts and finds their documents and lines. So one large file
-keeps as many cores busy as many small ones, and memory does not grow with the corpus.
+Reading has two halves. The first runs in one process: it cuts an input between documents into parts
+of about a MiB. The second runs in many (electra_jax.data.workers): it decodes parts and finds their
+documents and lines. So one large file keeps as many cores busy as many small ones, and memory does
+not grow with the corpus.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ _END_BYTES = 2**20  # of a file, that go into its fingerprint
 class Limits:
     """Sizes in bytes that bound the memory of reading.
 
-    A longer document is divided between two lines, or between two words where a line is that long.
-    Nothing is left out: each share goes on as a document.
+    A longer document is divided between two lines, or between two words where a line is that long:
+    nothing is left out.
     """
 
     read: int = 2**16  # taken from a stream at once
@@ -43,10 +43,9 @@ class Format(ABC):
     """How inputs of one kind are read. Formats are dataclasses; their fields are their options.
 
     Attributes:
-      suffixes: how the names of its files end; empty if it is not kept in files, but named by its
-        key in `FORMATS`.
-      records: for formats of records, a function from the name of a file to all of its records,
-        which raises UserError where the file cannot be read or a record is malformed.
+      suffixes: of its files; empty if it has none and is named by its key in `FORMATS`.
+      records: in formats of tables, gives the records in a file of this name. Raises UserError
+        where the file cannot be read or a record is malformed.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ()
@@ -66,16 +65,14 @@ class Format(ABC):
     def fingerprint(self, name: str, size: int) -> dict:
         """Identifies an input, as JSON, without reading all of it.
 
-        A file is known by its size and the hash of its first and last MiB: unlike a modification
-        time, these survive copying to another machine.
+        Unlike a modification time, the ends of a file survive copying to another machine.
         """
         try:
             with open_file(name) as file:
                 ends = hashlib.sha256(file.read(_END_BYTES))
                 file.seek(max(_END_BYTES, size - _END_BYTES))
                 ends.update(file.read())
-        except OSError as error:
-            # Reading it will say so, or count it.
+        except OSError as error:  # Reading it will say so, or count it.
             return {"name": name, "error": type(error).__name__}
         return {"name": name, "bytes": size, "sha256_of_ends": ends.hexdigest()}
 
@@ -86,7 +83,7 @@ class Input:
 
     source: int  # number of the entry that named it
     name: str  # path or address of a file, name of a data set, or `docstrings`
-    format: Format  # how it is read, with the options of the entry
+    format: Format  # with the options of the entry
     size: int  # in bytes, as far as known; for progress
 
 
@@ -145,12 +142,11 @@ class Records(Format):
 
 def text_documents(text: Any, place: str, limits: Limits) -> Iterator[Document | Damage]:
     """The text of a record as a document, or as several if it is too long. None is no text."""
-    text = "" if text is None else text
-    if not isinstance(text, str | bytes):
+    if not isinstance(text, str | bytes | None):
         yield Damage("records that hold no text", f"{place} holds no text but {type(text)}")
         return
     try:
-        content = text.encode() if isinstance(text, str) else text
+        content = text.encode() if isinstance(text, str) else text or b""
         content.decode()
     except UnicodeError as error:  # not UTF-8, or half of a surrogate pair
         yield Damage("records that are not UTF-8", f"{place} is not UTF-8: {error}")

@@ -7,7 +7,6 @@ import ast
 import functools
 import importlib.metadata
 import inspect
-import os
 import platform
 import sysconfig
 import warnings
@@ -30,7 +29,8 @@ def docstrings() -> list[str]:
     Files are parsed, never imported, and each text comes once. All fit in memory, and finding them
     takes longer than what follows: so they are kept.
     """
-    files = [file for root in _roots() for file in _python_files(root)]
+    roots = dict.fromkeys(map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+    files = [file for root in roots for file in _python_files(Path(root))]
     tasks = (files[i : i + _FILES_AT_ONCE] for i in range(0, len(files), _FILES_AT_ONCE))
     return [*dict.fromkeys(chain.from_iterable(map_in_order(_prose_of_files, tasks)))]
 
@@ -47,10 +47,7 @@ class Docstrings(Records):
             yield batch, (begin + len(batch)) / len(texts)
 
     def fingerprint(self, name: str, size: int) -> dict:
-        """The versions of Python and of the installed packages.
-
-        That of this package is left out, so that working on it changes nothing.
-        """
+        """The versions of Python and of all packages but this one, whose changes do not count."""
         packages = {
             f"{distribution.name}=={distribution.version}"
             for distribution in importlib.metadata.distributions()
@@ -59,24 +56,15 @@ class Docstrings(Records):
         return {"name": name, "python": platform.python_version(), "packages": sorted(packages)}
 
 
-def _roots() -> list[Path]:
-    names = ("stdlib", "purelib", "platlib")
-    return list(dict.fromkeys(Path(sysconfig.get_path(name)) for name in names))
-
-
 def _python_files(root: Path) -> list[Path]:
     """The Python files below `root`, sorted."""
-    files = []
-    for directory, children, names in os.walk(root):
-        # Installed packages lie inside the standard library and are a root of their own.
-        excluded = ("site-packages", "dist-packages", "__pycache__")
-        children[:] = [
-            name
-            for name in children
-            if name not in excluded and Path(directory, name) != _OWN_PACKAGE
-        ]
-        files += [Path(directory, name) for name in names if name.endswith(".py")]
-    return sorted(files)
+    # Installed packages lie inside the standard library and are a root of their own.
+    excluded = {"site-packages", "dist-packages", "__pycache__"}
+    return sorted(
+        path
+        for path in root.rglob("*.py")
+        if excluded.isdisjoint(path.relative_to(root).parts) and _OWN_PACKAGE not in path.parents
+    )
 
 
 def _prose_of_files(paths: list[Path]) -> list[str]:
@@ -93,8 +81,7 @@ def _docstrings_of_file(path: Path) -> list[str]:
 
 
 def _docstrings_below(node: ast.AST) -> Iterator[str]:
-    # Definitions are statements, so walking statements finds them all, much faster than
-    # `ast.walk`, which would also visit every expression.
+    # `ast.walk` would also visit every expression, which takes much longer.
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         text = ast.get_docstring(node, clean=False)
         if text:

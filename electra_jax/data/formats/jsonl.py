@@ -25,20 +25,20 @@ class JsonLines(Lines):
     def take_apart(self, part: Part, limits: Limits) -> Iterator[Document | Damage]:
         """See `Format.take_apart`."""
         for number, line in enumerate(without_bom(part).split(b"\n"), part.first):
+            if not line.strip():
+                continue
             place = f"{part.input.name}: line {number}"
             try:
-                record = parse_json(line, place) if line.strip() else None
+                record = parse_json(line, place)
             except UserError as error:
                 yield Damage("records that are not JSON", str(error))
                 continue
             if isinstance(record, dict) and self.field in record:
                 yield from text_documents(record[self.field], place, limits)
-            elif line.strip():
-                fields = ", ".join(map(repr, record)) if isinstance(record, dict) else type(record)
-                yield Damage(
-                    "records without the field",
-                    f"{place} has no field {self.field!r}; found {fields}; #field= names another",
-                )
+            else:
+                found = ", ".join(map(repr, record)) if isinstance(record, dict) else type(record)
+                message = f"has no field {self.field!r}; found {found}; #field= names another"
+                yield Damage("records without the field", f"{place} {message}")
 
     @staticmethod
     def records(name: str) -> Iterator[Record]:

@@ -24,9 +24,9 @@ class Parquet(Records):
         read = 0
         with open_file(name) as file, pyarrow.parquet.ParquetFile(file) as table:
             if self.field not in table.schema_arrow.names:
+                allowed = ", ".join(table.schema_arrow.names)
                 raise UserError(
-                    f"{name}: there is no column {self.field!r}; allowed as #field=: "
-                    + ", ".join(table.schema_arrow.names)
+                    f"{name}: there is no column {self.field!r}; allowed as #field=: {allowed}"
                 )
             for batch in table.iter_batches(BATCH, columns=[self.field]):
                 read += len(batch)

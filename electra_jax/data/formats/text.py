@@ -24,8 +24,7 @@ class Lines(Format):
 
     def parts(self, input: Input, limits: Limits) -> Iterator[tuple[Part | Damage, float]]:
         """See `Format.parts`."""
-        rest, first = b"", 1
-        damage = None
+        rest, first, damage = b"", 1, None
         try:
             with opened(input.name) as (stream, file):
                 for block in _blocks(stream, limits):
@@ -123,15 +122,14 @@ def _last_blank_line(content: bytes, end: int) -> int:
 def _lines(part: Part) -> Iterator[str | Damage]:
     content = without_bom(part)
     try:
-        lines = base.lines_of(content)
+        yield from map(str.strip, base.lines_of(content))
+        return
     except UnicodeDecodeError:
         lines = _BYTE_LINES.split(content)  # one by one, to find the place
     for number, line in enumerate(lines, part.first):
         try:
-            yield (line if isinstance(line, str) else line.decode()).strip()
+            yield line.decode().strip()
         except UnicodeDecodeError as error:
-            yield Damage(
-                "lines that are not UTF-8",
-                f"{part.input.name}: line {number} is not UTF-8: {error.reason} at byte "
-                f"{error.start} of the line",
-            )
+            place = f"{part.input.name}: line {number}"
+            message = f"{place} is not UTF-8: {error.reason} at byte {error.start} of the line"
+            yield Damage("lines that are not UTF-8", message)

@@ -45,10 +45,8 @@ def records(name: str, split: str, *fields: str) -> list[dict[str, Any]]:
       UserError: as `data_set`.
     """
     source = data_set(name, split, *fields)
-    return [
-        {field: _text(record[field]) for field in fields}
-        for record in source.__getitems__(range(len(source)))
-    ]
+    records = source.__getitems__(range(len(source)))
+    return [{field: _text(record[field]) for field in fields} for record in records]
 
 
 def _text(value: Any) -> Any:

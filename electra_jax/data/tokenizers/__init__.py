@@ -20,31 +20,27 @@ TRAINERS: dict[str, type[Trainer]] = {  # by kind of vocabulary
 _CHUNK_LINES = 10_000
 
 
-def trainer(kind: str, vocab_size: int, **settings: Any) -> Trainer:
-    """A trainer for a vocabulary of at most `vocab_size` tokens.
+def train(kind: str, lines: Iterable[str], vocab_size: int, **settings: Any) -> Tokenizer:
+    """Learns a vocabulary of at most `vocab_size` tokens from lines, in this process.
 
     Args:
       kind: a key of `TRAINERS`.
-      vocab_size: a small corpus may give fewer tokens.
       settings: `special_tokens`, names of padding, unknown, start, end and mask token, which get
         ids 0 to 4; `lower_case`; `strip_accents`, which as in ELECTRA works only when lower-casing;
         `max_word_chars`: longer words become the unknown token (WordPiece only).
+
+    Raises:
+      UserError: see `Trainer.finish`.
     """
-    trainer = TRAINERS[kind]
-    return trainer(kind, vocab_size, _of_family(trainer.tokenizer, settings))
-
-
-def train(kind: str, lines: Iterable[str], vocab_size: int, **settings: Any) -> Tokenizer:
-    """Learns a vocabulary from lines in this process. Arguments and errors as of `trainer`."""
-    learner = trainer(kind, vocab_size, **settings)
+    trainer = TRAINERS[kind](kind, vocab_size, settings)
     lines = iter(lines)
     while chunk := list(islice(lines, _CHUNK_LINES)):
-        learner.add(learner.summarize(chunk))
-    return learner.finish()
+        trainer.add(trainer.summarize(chunk))
+    return trainer.finish()
 
 
 def from_file(path: str | Path, **settings: Any) -> Tokenizer:
-    """The tokenizer of a vocabulary file; the settings are as for `trainer`.
+    """The tokenizer of a vocabulary file; the settings are as for `train`.
 
     A file whose name ends in `.model` is a SentencePiece model, any other a WordPiece vocabulary,
     one token a line.
@@ -53,7 +49,7 @@ def from_file(path: str | Path, **settings: Any) -> Tokenizer:
       UserError: the file is unreadable or not such a file, or the special tokens do not fit it.
     """
     family = SentencePiece if Path(path).suffix == ".model" else WordPiece
-    return family.from_file(path, **_of_family(family, settings))
+    return family.from_file(path, **settings)
 
 
 def load(directory: str | Path) -> Tokenizer:
@@ -69,15 +65,8 @@ def load(directory: str | Path) -> Tokenizer:
         raise UserError(f"{path}: family is {name!r}; allowed: {', '.join(FAMILIES)}")
     family = FAMILIES[name]
     if settings.keys() != set(family.setting_names):
-        raise UserError(
-            f"{path}: found the settings {', '.join(settings)}; expected "
-            f"{', '.join(family.setting_names)}"
-        )
+        expected = ", ".join(family.setting_names)
+        raise UserError(f"{path}: found the settings {', '.join(settings)}; expected {expected}")
     for name, value in settings.items():
         check_setting(f"{path}: {name}", name, value)
     return family.from_file(Path(directory, family.vocab_file), **settings)
-
-
-def _of_family(family: type[Tokenizer], settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that a family has."""
-    return {name: value for name, value in settings.items() if name in family.setting_names}

@@ -16,6 +16,10 @@ import numpy as np
 from electra_jax.errors import UserError
 from electra_jax.settings import Check
 
+# The ids of a line, their tokens, and where in the line these come from: ranges of characters,
+# (start, end), without the white space around a word.
+Encoded = tuple[list[int], list[str], list[tuple[int, int]]]
+
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 SETTINGS_FILE = "tokenizer_config.json"
 
@@ -45,22 +49,20 @@ def check_setting(where: str, name: str, value: Any) -> None:
 class Tokenizer(ABC):
     """Cuts lines of text into tokens of a vocabulary.
 
-    Text cannot forge special tokens: those for padding, start, end and mask are never the outcome
-    of encoding, whatever is typed in a line. A lone surrogate, which no UTF-8 text can hold, counts
-    as a question mark.
+    Text cannot forge special tokens: whatever is typed in a line, encoding never gives those for
+    padding, start, end and mask. A lone surrogate, which no UTF-8 text can hold, counts as a
+    question mark.
 
     Attributes:
       family: its key in `tokenizers.FAMILIES`.
-      vocab_file: name of the file that holds the vocabulary of a saved tokenizer.
-      setting_names: keyword arguments of the constructor.
-      content: of the file that holds the vocabulary.
+      vocab_file: name of the vocabulary's file in the directory of a saved tokenizer.
+      setting_names: the keys of `SETTINGS` that it has.
+      content: of the vocabulary's file.
       vocab: the tokens; a token's place is its id.
       starts_word: bool [vocab_size]: whether a token begins a word. Special tokens do.
-      settings: the keyword arguments of the constructor, fit for JSON.
-      special_ids: of padding, unknown, start, end and mask token, in this order; they are also
-        `pad_id`, `unk_id`, `cls_id`, `sep_id` and `mask_id`.
-      hash: the sha256 of family, vocabulary and settings: equal hashes give equal ids for every
-        text.
+      settings: by name, as JSON has them.
+      special_ids: of padding, unknown, start, end and mask token; also `pad_id`, `unk_id` ...
+      hash: the sha256 of family, vocabulary and settings: equal hashes give equal ids.
     """
 
     family: ClassVar[str]
@@ -70,15 +72,19 @@ class Tokenizer(ABC):
     def __init__(
         self, vocab: Sequence[str], begins: Callable[[str], bool], content: bytes, settings: dict
     ):
-        """Called by the families; `begins` says if a token that is not special begins a word.
+        """Called by the families, each of which takes the settings that it has.
+
+        Args:
+          begins: whether a token that is not special begins a word.
 
         Raises:
           UserError: a special token is missing, or a token is there twice.
         """
         self.vocab = list(vocab)
-        self.settings = settings
+        settings = {"special_tokens": SPECIAL_TOKENS, **settings}
+        self.settings = {name: settings[name] for name in self.setting_names}
+        self.settings["special_tokens"] = special_tokens = [*settings["special_tokens"]]
         ids = {token: i for i, token in enumerate(self.vocab)}
-        special_tokens = settings["special_tokens"]
         for token in special_tokens:
             if token not in ids:
                 allowed = f"all of {', '.join(special_tokens)} must be in"
@@ -91,7 +97,7 @@ class Tokenizer(ABC):
         self.starts_word = np.array([begins(token) for token in self.vocab])
         self.starts_word[list(self.special_ids)] = True
         self.content = content
-        identity = json.dumps({"family": self.family, **settings}, sort_keys=True)
+        identity = json.dumps({"family": self.family, **self.settings}, sort_keys=True)
         self.hash = hashlib.sha256(f"{identity}\n".encode() + content).hexdigest()
 
     @property
@@ -101,11 +107,7 @@ class Tokenizer(ABC):
 
     @classmethod
     def from_file(cls, path: str | Path, **settings: Any) -> "Tokenizer":
-        """The tokenizer with the vocabulary of a file; settings as for the constructor.
-
-        Raises:
-          UserError: the file is unreadable or no vocabulary, or the special tokens do not fit it.
-        """
+        """See `tokenizers.from_file`."""
         try:
             return cls(cls.parsed(Path(path).read_bytes()), **settings)
         except OSError as error:
@@ -115,7 +117,7 @@ class Tokenizer(ABC):
 
     @staticmethod
     def parsed(content: bytes) -> Any:
-        """What the constructor takes for the content of a vocabulary's file."""
+        """The constructor's first argument, from the content of a vocabulary's file."""
         return content
 
     @abstractmethod
@@ -123,16 +125,15 @@ class Tokenizer(ABC):
         """The ids of each line, without start and end token."""
 
     @abstractmethod
-    def encode_with_offsets(self, line: str) -> tuple[list[int], list[str], list[tuple[int, int]]]:
-        """Ids as from `encode_batch`, their tokens, and where in the line these come from.
+    def encode_with_offsets(self, line: str) -> Encoded:
+        """The ids of `encode_batch` with their tokens and offsets.
 
-        Offsets are ranges of characters, (start, end), without the white space around a word. What
-        normalization makes of one character has the range of that character.
+        What normalization makes of one character has the range of that character.
         """
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """Readable text for ids, special tokens included."""
+        """Readable text for ids, special tokens included. Not an exact inverse of encoding."""
 
     def save(self, directory: str | Path) -> None:
         """Writes the vocabulary and `tokenizer_config.json` into a directory, for `load`."""
@@ -147,30 +148,23 @@ class Tokenizer(ABC):
 class Trainer(ABC):
     """Learns a vocabulary from any amount of text in bounded memory.
 
-    A corpus is summarized in chunks, by many processes at once if it is large, and the summaries
-    are added up in one:
+    Many processes may summarize chunks of a corpus at once; the summaries are added up in one:
 
-        trainer = tokenizers.trainer("unigram", 32000, lower_case=False, ...)
+        trainer = SentencePieceTrainer("unigram", 32000, {"lower_case": False, ...})
         for summary in pool.imap(trainer.summarize, chunks):
             trainer.add(summary)
         tokenizer = trainer.finish()
 
     The vocabulary depends on the text, not on how it was cut into chunks, nor on the number of
-    cores. (Only of a WordPiece corpus with more distinct words than `max_words`, the way it is cut
-    decides which rare words are forgotten.)
-
-    Attributes:
-      kind: of vocabulary, a key of `tokenizers.TRAINERS`.
-      vocab_size: the most tokens that the vocabulary may have.
-      settings: of the tokenizer.
+    cores. (Only where a WordPiece corpus has more distinct words than `max_words`, the cuts decide
+    which rare words are forgotten.)
     """
 
-    tokenizer: ClassVar[type[Tokenizer]]
     summary: ClassVar[Callable]  # of (lines, lower_case, strip_accents)
 
-    kind: str
-    vocab_size: int
-    settings: dict[str, Any]
+    kind: str  # a key of `tokenizers.TRAINERS`
+    vocab_size: int  # at most; a small corpus may give fewer tokens
+    settings: dict[str, Any]  # of the tokenizer
 
     def __post_init__(self):
         self.settings = {"special_tokens": SPECIAL_TOKENS, **self.settings}
@@ -195,23 +189,21 @@ class Trainer(ABC):
         """
 
 
-def encode_with_special_tokens(
-    tokenizer: Tokenizer, line: str
-) -> tuple[list[int], list[str], list[tuple[int, int]]]:
+def encode_with_special_tokens(tokenizer: Tokenizer, line: str) -> Encoded:
     """As `Tokenizer.encode_with_offsets`, but special tokens typed in the line are what they say.
 
     For text that is trusted, such as a sentence with a `[MASK]` to be filled.
     """
-    names = [tokenizer.vocab[i] for i in tokenizer.special_ids]
+    names = tokenizer.settings["special_tokens"]
     ids, tokens, offsets, start = [], [], [], 0
     for part in re.split(f"({'|'.join(map(re.escape, names))})", line):
         if part in names:
-            encoded = [tokenizer.vocab.index(part)], [part], [(0, len(part))]
+            found = [tokenizer.vocab.index(part)], [part], [(0, len(part))]
         else:
-            encoded = tokenizer.encode_with_offsets(part)
-        ids += encoded[0]
-        tokens += encoded[1]
-        offsets += [(start + begin, start + end) for begin, end in encoded[2]]
+            found = tokenizer.encode_with_offsets(part)
+        ids += found[0]
+        tokens += found[1]
+        offsets += [(start + begin, start + end) for begin, end in found[2]]
         start += len(part)
     return ids, tokens, offsets
 

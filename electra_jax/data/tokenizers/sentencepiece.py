@@ -3,9 +3,8 @@
 SentencePiece cuts a line without splitting it into words first, and keeps its spaces as part of the
 pieces (as U+2581), so that it works the same for every script and text can be put together again.
 Lower-casing and removal of accents happen in front of the model, character by character; the
-model's own normalization follows.
-
-Models trained here hold every byte as a piece, so that no character is unknown.
+model's own normalization follows. Models trained here hold every byte as a piece, so that no
+character is unknown.
 
 A special token that is typed in a text, such as `[MASK]`, is cut like any other text. Where a given
 model would find it whole, it is spelled out: each of its characters becomes the piece for that
@@ -17,19 +16,17 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import groupby
+from typing import Any
 
 import sentencepiece
 from tokenizers import normalizers
 
-from electra_jax.data.tokenizers.base import SPECIAL_TOKENS, Tokenizer, Trainer, well_formed
+from electra_jax.data.tokenizers import base
+from electra_jax.data.tokenizers.base import Encoded, Tokenizer, Trainer, well_formed
 from electra_jax.errors import UserError
 
 SPACE = "\u2581"
-
-# Share of the text whose characters get pieces of their own. The others are spelled in bytes.
-CHARACTER_COVERAGE = 0.9995
 
 # The library skips lines of more than 4192 bytes, which 1000 characters cannot have. Lines are cut
 # at white space, where there is some.
@@ -37,9 +34,6 @@ _SENTENCE = re.compile(r"(?s)\S.{0,998}(?!\S)|\S.{0,999}")
 
 # It also skips lines with the character that it uses for unknown ones.
 _RESERVED = "\u2585"
-
-# The number decides how sums are rounded, so it must not follow the number of cores.
-_TRAIN_THREADS = 16
 
 _TOO_SMALL = re.compile(r"Vocabulary size is smaller than required_chars\. \d+ vs (\d+)")
 
@@ -50,48 +44,31 @@ class SentencePiece(Tokenizer):
     Special tokens that the model does not hold get the ids after its last piece. What the model
     itself uses for unknown characters is always the unknown token; `settings` have its name.
 
-    Args:
-      model: content of a `.model` file.
-      special_tokens, lower_case, strip_accents: see `tokenizers.trainer`.
-
     Raises:
-      UserError: the model is none, or has fewer tokens for the five names.
+      UserError: the content is no model's, or the model has fewer tokens for the five names.
     """
 
     family = "sentencepiece"
     vocab_file = "spm.model"
     setting_names = ("special_tokens", "lower_case", "strip_accents")
 
-    def __init__(
-        self,
-        model: bytes,
-        *,
-        special_tokens: Sequence[str] = SPECIAL_TOKENS,
-        lower_case: bool,
-        strip_accents: bool,
-    ):
+    def __init__(self, model: bytes, **settings: Any):
         self._model = sentencepiece.SentencePieceProcessor()
         try:
             self._model.LoadFromSerializedProto(model)
             pieces = self._model.id_to_piece([*range(self._model.piece_size())])
         except (RuntimeError, UnicodeDecodeError) as error:
             raise UserError("not a SentencePiece model") from error
-        pad, _, cls, sep, mask = special_tokens
+        pad, _, cls, sep, mask = settings.get("special_tokens", base.SPECIAL_TOKENS)
         special_tokens = [pad, pieces[self._model.unk_id()], cls, sep, mask]
         if len(set(special_tokens)) != len(special_tokens):
             raise UserError(
                 f"the special tokens, {', '.join(special_tokens)}, are not different; the model's "
                 "own name of the unknown token is the second"
             )
-        settings = {
-            "special_tokens": special_tokens,
-            "lower_case": lower_case,
-            "strip_accents": strip_accents,
-        }
-        missing = [name for name in special_tokens if name not in pieces]
-        super().__init__(
-            [*pieces, *missing], lambda token: token.startswith(SPACE), model, settings
-        )
+        settings["special_tokens"] = special_tokens
+        vocab = [*pieces, *(name for name in special_tokens if name not in pieces)]
+        super().__init__(vocab, lambda token: token.startswith(SPACE), model, settings)
         # A model may find these in text: user-defined symbols, and in some versions of the library
         # control symbols of one character.
         self._spelled = {
@@ -109,13 +86,13 @@ class SentencePiece(Tokenizer):
         encoded = self._model.encode([self._prepare(line) for line in lines], num_threads=1)
         return [self._spell_out(ids) for ids in encoded]
 
-    def encode_with_offsets(self, line: str) -> tuple[list[int], list[str], list[tuple[int, int]]]:
+    def encode_with_offsets(self, line: str) -> Encoded:
         """See `Tokenizer.encode_with_offsets`."""
         encoded = self._model.encode(self._prepare(line), return_type="offset_mapping")
         # Where in the line each character comes from that the model is given; the end.
         origin: Sequence[int] = range(len(line) + 1)
         if self.settings["lower_case"]:
-            table = _lower_cased(self.settings["strip_accents"])
+            table = _LOWER_CASED[self.settings["strip_accents"]]
             origin = [i for i, c in enumerate(well_formed(line)) for _ in table[ord(c)]]
             origin.append(len(line))
         ids, offsets = encoded["ids"], []
@@ -184,7 +161,6 @@ class SentencePieceTrainer(Trainer):
       max_characters: size of the sample.
     """
 
-    tokenizer = SentencePiece
     summary = staticmethod(hash_sentences)
 
     max_characters: int = 30_000_000
@@ -211,79 +187,64 @@ class SentencePieceTrainer(Trainer):
         """See `Trainer.finish`."""
         if not self._sample:
             raise UserError("data.source: there is no text to train a vocabulary on")
-        names = self.settings["special_tokens"]
-        model = _train_model(self.kind, self.sentences(), self.vocab_size, names)
-        return SentencePiece(model, **self.settings)
-
-
-def _train_model(
-    kind: str, sentences: Sequence[str], vocab_size: int, special_tokens: Sequence[str]
-) -> bytes:
-    pad, unk, cls, sep, mask = special_tokens
-    model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences),
-            model_writer=model,
-            model_type=kind,
-            vocab_size=vocab_size,
-            hard_vocab_limit=False,  # a small text gives fewer pieces
-            pad_id=0,
-            unk_id=1,
-            bos_id=2,
-            eos_id=3,
-            pad_piece=pad,
-            unk_piece=unk,
-            bos_piece=cls,
-            eos_piece=sep,
-            control_symbols=[mask],
-            normalization_rule_name="nmt_nfkc",
-            character_coverage=CHARACTER_COVERAGE,
-            byte_fallback=True,
-            num_threads=_TRAIN_THREADS,
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        too_small = _TOO_SMALL.search(str(error))
-        if too_small:
-            raise UserError(
-                f"data.vocab_size: {vocab_size} is too small; special tokens, bytes and the "
-                f"characters of this text alone need {too_small[1]}"
-            ) from error
-        raise UserError(
-            f"data.tokenizer: SentencePiece can train no {kind} model on this text: {error}"
-        ) from error
-    return model.getvalue()
+        pad, unk, cls, sep, mask = self.settings["special_tokens"]
+        model = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(self.sentences()),
+                model_writer=model,
+                model_type=self.kind,
+                vocab_size=self.vocab_size,
+                hard_vocab_limit=False,  # a small text gives fewer pieces
+                pad_id=0,
+                unk_id=1,
+                bos_id=2,
+                eos_id=3,
+                pad_piece=pad,
+                unk_piece=unk,
+                bos_piece=cls,
+                eos_piece=sep,
+                control_symbols=[mask],
+                normalization_rule_name="nmt_nfkc",
+                character_coverage=0.9995,  # of the text; other characters are spelled in bytes
+                byte_fallback=True,
+                num_threads=16,  # decides how sums are rounded: must not follow the cores
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            message = f"data.tokenizer: SentencePiece can train no {self.kind} model: {error}"
+            if too_small := _TOO_SMALL.search(str(error)):
+                message = (
+                    f"data.vocab_size: {self.vocab_size} is too small; special tokens, bytes and "
+                    f"the characters of this text alone need {too_small[1]}"
+                )
+            raise UserError(message) from error
+        return SentencePiece(model.getvalue(), **self.settings)
 
 
 def _prepare(text: str, lower_case: bool, strip_accents: bool) -> str:
     """Text as the model is given it. Concatenating texts concatenates the results."""
     text = well_formed(text)
-    return text.translate(_lower_cased(strip_accents)) if lower_case else text
+    return text.translate(_LOWER_CASED[strip_accents]) if lower_case else text
 
 
-class _Characters(dict[int, str]):
-    """A table for `str.translate` that is filled as characters turn up."""
+class _LowerCased(dict[int, str]):
+    """A table for `str.translate`: what lower-casing makes of each character that turned up.
 
-    def __init__(self, normalizer: normalizers.Normalizer):
-        self._normalizer = normalizer
+    Ten times faster than the library on whole lines, and it shows where each character comes from.
+    """
+
+    def __init__(self, strip_accents: bool):
+        self._normalizer = normalizers.BertNormalizer(
+            clean_text=False,
+            handle_chinese_chars=False,
+            strip_accents=strip_accents,
+            lowercase=True,
+        )
 
     def __missing__(self, character: int) -> str:
         self[character] = self._normalizer.normalize_str(chr(character))
         return self[character]
 
 
-@cache
-def _lower_cased(strip_accents: bool) -> _Characters:
-    """What lower-casing, and removal of accents if asked for, make of each character.
-
-    Ten times faster than the library on whole lines, and it shows where each character comes from.
-    """
-    return _Characters(
-        normalizers.BertNormalizer(
-            clean_text=False,
-            handle_chinese_chars=False,
-            strip_accents=strip_accents,
-            lowercase=True,
-        )
-    )
+_LOWER_CASED = {strip_accents: _LowerCased(strip_accents) for strip_accents in (False, True)}

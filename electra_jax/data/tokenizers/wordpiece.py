@@ -11,44 +11,25 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, repeat
+from typing import Any
 
 from tokenizers import Tokenizer as Pipeline
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from electra_jax.data.tokenizers.base import SPECIAL_TOKENS, Tokenizer, Trainer, well_formed
+from electra_jax.data.tokenizers.base import Encoded, Tokenizer, Trainer, well_formed
 from electra_jax.errors import UserError
 
 CONTINUATION = "##"
 
 
 class WordPiece(Tokenizer):
-    """A vocabulary of word pieces and the settings under which it was made.
-
-    Args:
-      vocab: the tokens; a token's place is its id. Holds all special tokens, no duplicates.
-      special_tokens, lower_case, strip_accents: see `tokenizers.trainer`.
-      max_word_chars: longer words become the unknown token. ELECTRA has 200, Hugging Face 100.
-    """
+    """A vocabulary of word pieces and the settings under which it was made."""
 
     family = "wordpiece"
     vocab_file = "vocab.txt"
     setting_names = ("special_tokens", "lower_case", "strip_accents", "max_word_chars")
 
-    def __init__(
-        self,
-        vocab: Sequence[str],
-        *,
-        special_tokens: Sequence[str] = SPECIAL_TOKENS,
-        lower_case: bool,
-        strip_accents: bool,
-        max_word_chars: int,
-    ):
-        settings = {
-            "special_tokens": [*special_tokens],
-            "lower_case": lower_case,
-            "strip_accents": strip_accents,
-            "max_word_chars": max_word_chars,
-        }
+    def __init__(self, vocab: Sequence[str], **settings: Any):
         content = "".join(f"{token}\n" for token in vocab).encode()
         super().__init__(vocab, lambda token: not token.startswith(CONTINUATION), content, settings)
         # What the library does not know, it cannot find in a text, whatever the name.
@@ -56,15 +37,17 @@ class WordPiece(Tokenizer):
         ids = {token: i for i, token in enumerate(self.vocab) if i not in hidden}
         self._pipeline = Pipeline(
             models.WordPiece(
-                ids, unk_token=self.vocab[self.unk_id], max_input_chars_per_word=max_word_chars
+                ids,
+                unk_token=self.vocab[self.unk_id],
+                max_input_chars_per_word=settings["max_word_chars"],
             )
         )
-        self._pipeline.normalizer = _normalizer(lower_case, strip_accents)
+        self._pipeline.normalizer = _normalizer(settings["lower_case"], settings["strip_accents"])
         self._pipeline.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 
     @staticmethod
     def parsed(content: bytes) -> list[str]:
-        """The tokens in a text file, one per line; the line number is the id."""
+        """The tokens, one per line; the line number is the id."""
         try:
             text = content.decode("utf-8").removesuffix("\n")
         except UnicodeDecodeError as error:
@@ -80,13 +63,13 @@ class WordPiece(Tokenizer):
         encodings = self._pipeline.encode_batch_fast([well_formed(line) for line in lines])
         return [encoding.ids for encoding in encodings]
 
-    def encode_with_offsets(self, line: str) -> tuple[list[int], list[str], list[tuple[int, int]]]:
+    def encode_with_offsets(self, line: str) -> Encoded:
         """See `Tokenizer.encode_with_offsets`."""
         encoding = self._pipeline.encode(well_formed(line))
         return encoding.ids, encoding.tokens, encoding.offsets
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Readable text for ids, special tokens included. Not an exact inverse of encoding."""
+        """See `Tokenizer.decode`."""
         return decoders.WordPiece(CONTINUATION).decode([self.vocab[i] for i in ids])
 
 
@@ -117,14 +100,12 @@ class WordPieceTrainer(Trainer):
 
     Attributes:
       coverage: share of the text whose characters are in the vocabulary. On web text, thousands of
-        rare ones would take the places of useful pieces. Words with such a character become the
-        unknown token.
+        rare ones would take the places of useful pieces.
       max_words: distinct words that are held at most.
       train_words: words that the library is shown, about. The counts of a larger corpus are scaled
         down: a vocabulary depends on their ratios.
     """
 
-    tokenizer = WordPiece
     summary = staticmethod(count_words)
 
     coverage: float = 0.9999
@@ -142,7 +123,9 @@ class WordPieceTrainer(Trainer):
         """See `Trainer.finish`. Without any text, only the special tokens are in."""
         alphabet = _alphabet(self._words, self.coverage)
         words = {word: count for word, count in self._words.items() if alphabet.issuperset(word)}
-        words = _scaled(words, self.train_words)
+        # Divided so that their sum is about `train_words`; none becomes 0.
+        total = max(self.train_words, sum(words.values()))
+        words = {word: -(-count * self.train_words // total) for word, count in words.items()}
         vocab = _train_vocab(words, self.vocab_size, self.settings["special_tokens"])
         return WordPiece(vocab, **self.settings)
 
@@ -189,23 +172,11 @@ def _alphabet(words: Mapping[str, int], coverage: float) -> set[str]:
         for character in word:
             counts[character] += count
     by_frequency = _by_frequency(counts)
-    total = sum(counts.values())
-    covered = accumulate(count for _, count in by_frequency)
-    return {
-        character
-        for (character, count), upto in zip(by_frequency, covered, strict=True)
-        if upto - count < coverage * total
-    }
+    before = accumulate((count for _, count in by_frequency), initial=0)
+    limit = coverage * counts.total()
+    return {x for (x, _), covered in zip(by_frequency, before, strict=False) if covered < limit}
 
 
 def _by_frequency(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     """Most frequent first; in alphabetic order where counts are equal."""
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-
-
-def _scaled(words: Mapping[str, int], most: int) -> Mapping[str, int]:
-    """The counts, divided if need be so that their sum is about `most`; none becomes 0."""
-    total = sum(words.values())
-    if total <= most:
-        return words
-    return {word: -(-count * most // total) for word, count in words.items()}
