@@ -28,7 +28,7 @@ def main() -> None:
 
     values = flags.FlagValues()
     flags.DEFINE_string("output", None, "the file to write", flag_values=values)
-    workdirs = [Path(name) for name in cli.parse_arguments(values, __doc__, ["RUN ..."])]
+    workdirs = [Path(name) for name in cli.parse(values, __doc__, "RUN ...")]
     output = Path(values.output) if values.output else None
     if output and output.suffix not in (".html", ".htm"):
         raise UserError(f"--output is {output}; allowed: a file that ends in .html")

@@ -26,7 +26,7 @@ def main() -> None:
     values = flags.FlagValues()
     flags.DEFINE_string("null_odds", None, "file of odds by question id", flag_values=values)
     flags.DEFINE_float("null_threshold", 1.0, "greater odds: no answer", flag_values=values)
-    paths = cli.parse_arguments(values, __doc__, ("DATA.json", "PREDICTIONS.json"))
+    paths = cli.parse(values, __doc__, "DATA.json", "PREDICTIONS.json")
     print(json.dumps(score_files(*paths, values.null_odds, values.null_threshold), indent=1))
 
 

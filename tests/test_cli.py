@@ -36,82 +36,58 @@ def exit_code(monkeypatch, command, *flags: str) -> int:
     return exit.value.code
 
 
+def raising(error: BaseException):
+    def raise_it():
+        raise error
+
+    return raise_it
+
+
 def parse(monkeypatch, *flags: str) -> tuple[ConfigDict, Path]:
     monkeypatch.setattr(sys, "argv", ["command", *flags])
     monkeypatch.delitem(sys.modules, "config_config", raising=False)  # the recipe before this one
     return cli.parse_with_recipe(cli.recipe_flags(), "")
 
 
-MISTAKES = {
-    "no recipe": ([], "--config is missing"),
-    "empty recipe": (["--config="], "--config is empty; give a recipe"),
-    "missing recipe": (["--config=nowhere.py"], "--config: there is no file nowhere.py"),
-    "misspelt field": (
-        ["--config.model.hiden_size=64"],
-        r"there is no field config\.model\.hiden_size; did you mean model\.hidden_size\?",
-    ),
-    "field of another section": (
-        ["--config.hidden_size=64"],
-        r"there is no field config\.hidden_size; did you mean model\.hidden_size\?",
-    ),
-    "section": (["--config.model=64"], r"there is no field config\.model"),
-    "text for a whole number": (
-        ["--config.seed=one"],
-        r"--config\.seed=one: invalid literal for int\(\).*'one'",
-    ),
-    "fraction for a whole number": (
-        ["--config.batch_size=8.5"],
-        r"--config\.batch_size=8\.5: .*int",
-    ),
-    "number for a switch": (["--config.data.lower_case=2"], r"lower_case=2: .*boolean"),
-    "field without a value": (["--config.seed"], r"[Mm]issing value for flag --config\.seed"),
-    "bad value": (
-        ["--config.data.layout=square"],
-        r"config\.data\.layout is 'square'; allowed: one of 'packed', 'document'",
-    ),
-    "task": (["--config.task=dance"], r"config\.task is 'dance'; allowed: "),
-    "nothing held out": (["--config.data.held_out=0"], r"config\.data\.held_out is 0\.0; allowed"),
-    "batch that 8 devices do not divide": (
-        ["--config.batch_size=12"],
-        r"config\.batch_size is 12; allowed: a multiple of 8",
-    ),
-    "mesh of other devices": (["--config.parallel.fsdp=3"], r"config\.parallel\.fsdp"),
-    "missing source": (
-        ["--config.data.source=nowhere.txt"],
-        r"data\.source: no file matches 'nowhere\.txt'",
-    ),
-    "source that is a directory": (["--config.data.source=."], "is a directory"),
-    "missing vocabulary": (
-        ["--config.data.vocab=nowhere.txt"],
-        r"data\.vocab: cannot read nowhere\.txt",
-    ),
-    "vocabulary that is a directory": (["--config.data.vocab=."], r"data\.vocab: cannot read \."),
-    "vocabulary without [MASK]": (
-        ["--config.data.vocab=maskless.txt"],
-        r"maskless\.txt: the vocabulary lacks \[MASK\]",
-    ),
-    "vocabulary in another encoding": (
-        ["--config.data.vocab=latin.txt"],
-        r"latin\.txt: the vocabulary is not UTF-8 at byte 4",
-    ),
-    "vocabulary too small for the characters": (
-        ["--config.data.vocab_size=100"],
-        r"data\.vocab_size: 100 is too small",
-    ),
-    "unknown flag": (["--wrkdir=run"], r"there is no flag --wrkdir; did you mean workdir\?"),
-    "shortened flag": (["--work=run"], "there is no flag --work"),
-    "stray argument": (["run"], "unexpected argument 'run'"),
-    "run directory that is a file": (["--workdir=corpus.txt"], "--workdir is corpus.txt"),
-    "run directory below a file": (["--workdir=corpus.txt/a"], "corpus.txt is not a directory"),
+MISTAKES = {  # by flags, of which those without a recipe are given one; () are none at all
+    (): "--config is missing",
+    "--config=": "--config is empty; give a recipe",
+    "--config=nowhere.py": "--config: there is no file nowhere.py",
+    "--config.model.hiden_size=64": r"no field config\.model\.hiden_size; did you mean "
+    r"model\.hidden_size\?",
+    "--config.hidden_size=64": r"no field config\.hidden_size; did you mean model\.hidden_size\?",
+    "--config.model=64": r"there is no field config\.model",
+    "--config.seed=one": r"--config\.seed=one: invalid literal for int\(\).*'one'",
+    "--config.batch_size=8.5": r"--config\.batch_size=8\.5: .*int",
+    "--config.data.lower_case=2": r"lower_case=2: .*boolean",
+    "--config.seed": r"[Mm]issing value for flag --config\.seed",
+    "--config.data.layout=square": r"data\.layout is 'square'; allowed: one of 'packed', 'docum",
+    "--config.task=dance": r"config\.task is 'dance'; allowed: ",
+    "--config.data.held_out=0": r"config\.data\.held_out is 0\.0; allowed",
+    "--config.batch_size=12": r"config\.batch_size is 12; allowed: a multiple of 8",
+    "--config.parallel.fsdp=3": r"config\.parallel\.fsdp",
+    "--config.data.source=nowhere.txt": r"data\.source: no file matches 'nowhere\.txt'",
+    "--config.data.source=.": "is a directory",
+    "--config.data.vocab=nowhere.txt": r"data\.vocab: cannot read nowhere\.txt",
+    "--config.data.vocab=.": r"data\.vocab: cannot read \.",
+    "--config.data.vocab=maskless.txt": r"maskless\.txt: the vocabulary lacks \[MASK\]",
+    "--config.data.vocab=latin.txt": r"latin\.txt: the vocabulary is not UTF-8 at byte 4",
+    "--config.data.vocab_size=100": r"data\.vocab_size: 100 is too small",
+    "--wrkdir=run": r"there is no flag --wrkdir; did you mean workdir\?",
+    "--work=run": "there is no flag --work",
+    "run": "unexpected argument 'run'",
+    "--workdir=corpus.txt": "--workdir is corpus.txt",
+    "--workdir=corpus.txt/a": "corpus.txt is not a directory",
 }
 
 
-@pytest.mark.parametrize("flags, message", MISTAKES.values(), ids=MISTAKES)
-def test_mistake_is_one_line_and_leaves_nothing_behind(flags, message, place, monkeypatch, capfd):
+@pytest.mark.parametrize("flag, message", MISTAKES.items(), ids=map(str, MISTAKES))
+def test_mistake_is_one_line_and_leaves_nothing_behind(flag, message, place, monkeypatch, capfd):
     (place / "maskless.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n")
-    (place / "latin.txt").write_bytes("café".replace("c", "cc").encode("latin-1"))
-    if flags and not flags[0].startswith("--config="):
-        flags = ["--config=recipe.py", *flags]
+    (place / "latin.txt").write_bytes("ccafé".encode("latin-1"))
+    flags = [flag] if flag else []
+    if flag and not flag.startswith("--config="):
+        flags = ["--config=recipe.py", flag]
     before = tiny_run.snapshot(place)
     assert exit_code(monkeypatch, main.main, *flags) == 2
     error = capfd.readouterr().err
@@ -127,31 +103,22 @@ def test_run_directory_without_permission(place, monkeypatch, capfd):
     assert "closed is not a directory to write to" in capfd.readouterr().err
 
 
+CHANGED = """from electra_jax.config import get_config as default
+def get_config(size='1'):
+    config = default()
+    config.{}
+    return config
+"""
 RECIPES = {
-    "not Python": ("def get_config(:\n", r"SyntaxError: .*line 1"),
-    "no get_config": ("config = 3\n", "AttributeError: .*get_config"),
-    "misspelt field": (
-        "from electra_jax.config import get_config as default\n"
-        "def get_config():\n"
-        "    config = default()\n"
-        "    config.bach_size = 3\n",
-        r"line 4: AttributeError: .*batch_size",
-    ),
-    "wrong type": (
-        "from electra_jax.config import get_config as default\n"
-        "def get_config():\n"
-        "    config = default()\n"
-        "    config.batch_size = 'many'\n",
-        r"line 4: TypeError: .*batch_size",
-    ),
-    "file that it cannot find": (
-        "def get_config():\n    open('nowhere')\n",
-        "line 2: FileNotFoundError: .*nowhere",
-    ),
+    "def get_config(:\n": r"SyntaxError: .*line 1",
+    "config = 3\n": r"AttributeError: .*get_config",
+    CHANGED.format("bach_size = 3"): r"line 4: AttributeError: .*batch_size",
+    CHANGED.format("batch_size = 'many'"): r"line 4: TypeError: .*batch_size",
+    "def get_config():\n    open('nowhere')\n": "line 2: FileNotFoundError: .*nowhere",
 }
 
 
-@pytest.mark.parametrize("content, message", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize("content, message", RECIPES.items(), ids=RECIPES.values())
 def test_bad_recipe_is_named_with_its_line(content, message, place, monkeypatch):
     (place / "bad.py").write_text(content)
     with pytest.raises(UserError, match=r"\Abad\.py") as error:
@@ -159,20 +126,13 @@ def test_bad_recipe_is_named_with_its_line(content, message, place, monkeypatch)
     assert re.search(message, " ".join(str(error.value).split()))
 
 
-def test_recipe_takes_an_argument(place, monkeypatch):
-    (place / "sized.py").write_text(
-        "from electra_jax.config import get_config as default\n"
-        "def get_config(size='1'):\n"
-        "    config = default()\n"
-        "    config.model.num_layers = int(size)\n"
-        "    return config\n"
-    )
-    for flags, layers in (
-        (["--config=sized.py"], 1),
-        (["--config=sized.py:7"], 7),
-        (["--config", "sized.py:7"], 7),
-    ):
-        config, recipe = parse(monkeypatch, *flags)
+@pytest.mark.parametrize(
+    "flags, layers", [(["--config=sized.py"], 1), (["--config=sized.py:7"], 7)]
+)
+def test_recipe_takes_an_argument(flags, layers, place, monkeypatch):
+    (place / "sized.py").write_text(CHANGED.format("model.num_layers = int(size)"))
+    for given in (flags, flags[0].split("=")):
+        config, recipe = parse(monkeypatch, *given)
         assert (config.model.num_layers, recipe.stem) == (layers, "sized")
 
 
@@ -194,36 +154,34 @@ def test_overrides_keep_the_types_of_the_fields(monkeypatch):
     assert config.model.num_heads == 3
 
 
-def test_interruption_is_one_line(monkeypatch, capfd):
-    def interrupted():
-        raise KeyboardInterrupt
+NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EISDIR)
+ENDS = [
+    (KeyboardInterrupt(), 130, "error: interrupted; run the same command again to go on\n"),
+    (Stopped("stopped at step 3, saved"), 42, "stopped at step 3, saved\n"),
+    *(
+        (
+            OSError(number, os.strerror(number), "run/a.tmp"),
+            2,
+            f"error: run/a.tmp: {os.strerror(number)}; once mended, the same command goes on\n",
+        )
+        for number in NUMBERS
+    ),
+]
 
-    assert exit_code(monkeypatch, interrupted) == 130
-    assert capfd.readouterr().err == "error: interrupted; run the same command again to go on\n"
 
-
-def test_stopped_run_is_one_line(monkeypatch, capfd):
-    def stopped():
-        raise Stopped("stopped by SIGTERM at step 3, saved; run the same command again to go on")
-
-    assert exit_code(monkeypatch, stopped) == 42
-    assert capfd.readouterr().err == (
-        "stopped by SIGTERM at step 3, saved; run the same command again to go on\n"
-    )
+@pytest.mark.parametrize("error, code, line", ENDS)
+def test_what_ends_a_command_is_one_line(error, code, line, monkeypatch, capfd):
+    assert exit_code(monkeypatch, raising(error)) == code
+    assert capfd.readouterr().err == line
 
 
 @pytest.mark.parametrize(
-    "number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EISDIR]
+    "error", [ZeroDivisionError(), FileNotFoundError(errno.ENOENT, "a"), BrokenPipeError()]
 )
-def test_nothing_can_be_written_is_one_line(monkeypatch, capfd, number):
-    def full():
-        raise OSError(number, os.strerror(number), "run/config.json.tmp")
-
-    assert exit_code(monkeypatch, full) == 2
-    assert capfd.readouterr().err == (
-        f"error: run/config.json.tmp: {os.strerror(number)}; once mended, the same command goes "
-        "on\n"
-    )
+def test_faults_of_ours_keep_their_traceback(error):
+    """A broken pipe, too, unless it is that of standard output."""
+    with pytest.raises(type(error)):
+        cli.run(raising(error))
 
 
 @pytest.mark.parametrize("name", ["directory", "file/below", "x" * 300])
@@ -240,7 +198,7 @@ def test_a_path_that_no_file_can_have_is_one_line_and_leaves_nothing(
 
 
 def test_output_that_nobody_reads_is_no_fault():
-    """As with `| head -1`; and a broken pipe of another kind is not taken for that."""
+    """As with `| head -1`."""
     unread, written = os.pipe()
     os.close(unread)
     found = subprocess.run(
@@ -252,25 +210,6 @@ def test_output_that_nobody_reads_is_no_fault():
     )
     os.close(written)
     assert (found.returncode, found.stderr) == (141, b"")
-
-    def broken():
-        raise BrokenPipeError
-
-    with pytest.raises(BrokenPipeError):
-        cli.run(broken)
-
-
-def test_other_errors_of_the_system_keep_their_traceback(monkeypatch):
-    with pytest.raises(FileNotFoundError):
-        cli.run(Path("nowhere").read_text)
-
-
-def test_fault_of_ours_keeps_its_traceback(monkeypatch):
-    def faulty():
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        cli.run(faulty)
 
 
 @pytest.mark.parametrize("command", [main, prepare], ids=["main", "prepare"])

@@ -25,10 +25,8 @@ class PipeConsole(Console):
 class Display:
     """Lines in a log file or a pipe, without control characters; on a terminal, a status, too.
 
-    Leaving the `with` block leaves the last status where it is, and the cursor below it.
-
-    Args:
-      stream: default: standard output. Of several processes, the first one alone prints.
+    Of several processes, the first one alone prints. Leaving the `with` block leaves the last
+    status where it is, and the cursor below it.
     """
 
     def __init__(self, stream: TextIO | None = None):

@@ -25,9 +25,8 @@ class Health:
     """
 
     def __init__(self, objective: Objective, begin: int):
-        self.objective = objective
+        self.objective, self.begin = objective, begin
         self.jumps = [f"train/{name}" for name, x in objective.metrics.items() if x.jumps]
-        self.begin = begin
         self.windows: collections.deque[tuple[int, Values]] = collections.deque(maxlen=WINDOWS + 1)
         self.evaluations: list[tuple[int, Values]] = []
         self.said: set[str] = set()
@@ -49,8 +48,7 @@ class Health:
 def begin_of(num_steps: int, warmup_steps: int, switch_step: int) -> int:
     """The step from which on networks that learn should have learned something.
 
-    Args:
-      switch_step: with which the discriminator's training begins.
+    The discriminator's training begins with `switch_step`.
     """
     return switch_step + min((num_steps - switch_step) // 3, 5 * max(warmup_steps, 1000))
 

@@ -1,6 +1,5 @@
 """Pages that need no network: the report of a run, the comparison of several, shaded texts."""
 
-import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,23 +9,17 @@ from electra_jax.files import write_text
 from electra_jax.reporting import gallery
 from electra_jax.reporting.figures import AXES, COLORS, compared, figures_of
 from electra_jax.reporting.gallery import Token
-from electra_jax.reporting.run import MetricsOf, Run, read_run
+from electra_jax.reporting.run import MetricsOf, Run
 from electra_jax.reporting.templates import render
 
 
 def write_report(workdir: Path, metrics_of: MetricsOf, output: Path | None = None) -> Path:
     """Writes a report of what the run in `workdir` has logged so far and returns its path.
 
-    Reads `config.json` and, where there are some, `metrics.jsonl`, `samples.json` and `facts.json`
-    (devices, parameter and data counts, versions). What is missing is left out of the page.
-
-    Args:
-      output: default: `workdir/report.html`.
-
-    Raises:
-      UserError: there is no `config.json`, or it is malformed.
+    What is missing, or cannot be read, is left out with a note; without a `config.json` that can be
+    read it raises UserError. The default of `output` is `workdir/report.html`.
     """
-    run = read_run(workdir, metrics_of)
+    run = Run(workdir, metrics_of)
     page = render(
         "report.html",
         title=run.name,
@@ -42,24 +35,21 @@ def write_report(workdir: Path, metrics_of: MetricsOf, output: Path | None = Non
 def write_comparison(workdirs: Sequence[Path], metrics_of: MetricsOf, output: Path) -> Path:
     """Writes the curves of several runs over each other, by steps, tokens and FLOPs.
 
-    Raises:
-      UserError: as `write_report`.
+    Raises UserError as `write_report` does.
     """
-    runs = [read_run(workdir, metrics_of) for workdir in workdirs]
+    runs = [Run(workdir, metrics_of) for workdir in workdirs]
     if len({run.name for run in runs}) < len(runs):
-        runs = [
-            dataclasses.replace(run, name=str(path))
-            for run, path in zip(runs, workdirs, strict=True)
-        ]
+        for run, workdir in zip(runs, workdirs, strict=True):
+            run.name = str(workdir)
     numbers = [tiles(run) for run in runs]
     configs = [dict(flat(run.config)) for run in runs]
-    names = sorted(dict.fromkeys(name for config in configs for name in config))
+    names = sorted({name for config in configs for name in config})
     page = render(
         "comparison.html",
         title=f"{len(runs)} runs",
         notes=[],
         runs=runs,
-        colors=[COLORS[place % len(COLORS)] for place in range(len(runs))],
+        colors=COLORS,
         numbers=numbers,
         labels=[*dict.fromkeys(label for found in numbers for label in found)],
         axes=AXES,
@@ -73,9 +63,12 @@ def write_comparison(workdirs: Sequence[Path], metrics_of: MetricsOf, output: Pa
 
 def texts_page(texts: Sequence[Sequence[Token]]) -> str:
     """Shaded texts as a page."""
-    note = "The darker a token, the more the discriminator takes it for a replacement."
-    title = "Replaced token detection"
-    return render("texts.html", title=title, notes=[note], texts=gallery.as_html(texts))
+    return render(
+        "texts.html",
+        title="Replaced token detection",
+        notes=["The darker a token, the more the discriminator takes it for a replacement."],
+        texts=gallery.as_html(texts),
+    )
 
 
 def tiles(run: Run) -> dict[str, str]:
