@@ -91,15 +91,9 @@ def recipe_flags() -> flags.FlagValues:
 def parse(values: flags.FlagValues, doc: str, *names: str) -> list[str]:
     """Read `sys.argv` into `values`; `--help` prints `doc` and the flags, and exits.
 
-    Args:
-      names: what messages call the arguments without a flag that the command needs. More may come
-        where the last ends in `...`.
-
-    Returns:
-      These arguments.
-
-    Raises:
-      UserError: a flag that does not exist, a value of another type, a wrong number of arguments.
+    Returns the arguments without a flag, one for each of `names`, which are what messages call
+    them; more may come where the last name ends in `...`. Raises UserError for a flag that does not
+    exist, a value of another type, or another number of arguments.
     """
     if {"--help", "-help", "-h"} & set(sys.argv[1:]):
         print(doc, values.get_help(), sep="\n")
@@ -121,11 +115,8 @@ def parse(values: flags.FlagValues, doc: str, *names: str) -> list[str]:
 def parse_with_recipe(values: flags.FlagValues, doc: str) -> tuple[ConfigDict, Path]:
     """Read `sys.argv` into `values`, which `recipe_flags` has made.
 
-    Returns:
-      The configuration, overrides applied, and the path of the recipe.
-
-    Raises:
-      UserError: as `parse`; or there is no such field, or the recipe is missing or raises.
+    Returns the configuration, overrides applied, and the path of the recipe. Raises UserError as
+    `parse`, and where there is no such field, or the recipe is missing or fails.
     """
     names = SETTINGS["pretrain"]() | SETTINGS["finetune"]()
     for name in (match[1] for match in map(OVERRIDE.match, sys.argv[1:]) if match):

@@ -15,7 +15,7 @@ from typing import Any
 
 from absl import flags
 
-from electra_jax import objectives
+from electra_jax import cli, objectives
 from electra_jax.errors import UserError
 from electra_jax.finetune import config as finetuning
 from electra_jax.objectives.metrics import Metric
@@ -24,8 +24,6 @@ from electra_jax.reporting.page import write_comparison, write_report
 
 def main() -> None:
     """Write the report of a run, or a comparison of several."""
-    from electra_jax import cli
-
     values = flags.FlagValues()
     flags.DEFINE_string("output", None, "the file to write", flag_values=values)
     workdirs = [Path(name) for name in cli.parse(values, __doc__, "RUN ...")]
@@ -45,6 +43,4 @@ def metrics_of(config: Mapping[str, Any]) -> Mapping[str, Metric]:
 
 
 if __name__ == "__main__":
-    from electra_jax import cli
-
     cli.run(main)

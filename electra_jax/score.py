@@ -16,13 +16,12 @@ import json
 
 from absl import flags
 
+from electra_jax import cli
 from electra_jax.finetune.tasks.squad_scores import score_files
 
 
 def main() -> None:
     """Print the scores of a file of predictions."""
-    from electra_jax import cli
-
     values = flags.FlagValues()
     flags.DEFINE_string("null_odds", None, "file of odds by question id", flag_values=values)
     flags.DEFINE_float("null_threshold", 1.0, "greater odds: no answer", flag_values=values)
@@ -31,6 +30,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from electra_jax import cli
-
     cli.run(main)

@@ -247,8 +247,7 @@ def test_the_gallery_ends_somewhere(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content",
-    [*("{", "[1]", '{"step": 3}', '{"step": 3, "texts": [[{}]]}'), samples(step="<b>")],
+    "content", [*("{", "[1]", '{"step": 3}', '{"step": 3, "texts": [[{}]]}'), samples(step="<b>")]
 )
 def test_damaged_samples_are_left_out_with_a_note(tmp_path, content):
     found = report(tmp_path, rows(MLM), samples=content)

@@ -27,13 +27,10 @@ def corrupted(
     Masks and samples are those of the evaluation: they depend on the seed of the run, on the row's
     number and on its tokens.
 
-    Args:
-      top_k: proposals of the generator for each position, K.
-
     Returns:
       `shown_ids`, what the discriminator reads, its `logits`, and `loss_mask`, all
       [B, L]; `positions` [B, P] that the generator was asked about and their `weights`, 0 for slots
-      not in use; `proposals` [B, P, K], the best first, and their `probabilities`.
+      not in use; `proposals` [B, P, top_k], the best first, and their `probabilities`.
     """
     model = objective.bind(params)
     inputs = evaluation_inputs(objective, batch, seed)

@@ -70,10 +70,9 @@ class Model(ABC):
 
 
 def check(request: Request, model: type[Model], others: Mapping[str, type[Model]]) -> None:
-    """Raises UserError where flags fit neither each other nor the model that is to answer.
+    """Raises UserError where flags do not fit each other, or the model that is to answer.
 
-    Args:
-      others: all models there are, by what messages call them.
+    `others` are all models there are, by what messages call them.
     """
     for name in sorted({flag for other in others.values() for flag in other.flags}):
         if name in request.given and name not in model.flags:

@@ -1,7 +1,6 @@
 """Pre-training: text in, and an objective on two networks, as a job for the loop."""
 
 import collections
-import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from ml_collections import ConfigDict
 from electra_jax.checks import objective_for, validate
 from electra_jax.config import settings
 from electra_jax.data import layout, loader, sources
+from electra_jax.data.features import FeatureRows
 from electra_jax.data.layout import Rows
 from electra_jax.data.preparation import prepare
 from electra_jax.data.tokenizers.base import Tokenizer
@@ -24,6 +24,7 @@ from electra_jax.monitoring import health
 from electra_jax.monitoring.display import log_line
 from electra_jax.monitoring.window import add_up
 from electra_jax.objectives import Objective, make_objective, metrics
+from electra_jax.objectives.base import Batch
 from electra_jax.objectives.electra import ReplacedTokenDetection
 from electra_jax.reporting.gallery import Token, shaded
 from electra_jax.run import processes
@@ -33,7 +34,7 @@ from electra_jax.sharding.mesh import make_mesh
 from electra_jax.training import loop
 from electra_jax.training.job import Data, Evaluator, Facts, IsStopped, Job, describe_step
 from electra_jax.training.optimizer import OptimizerConfig
-from electra_jax.training.prediction import make_predict
+from electra_jax.training.prediction import make_predict, predict_rows
 from electra_jax.training.program import Program, program_of
 from electra_jax.training.step import TrainState
 
@@ -178,20 +179,19 @@ def make_show(
     if not isinstance(objective, ReplacedTokenDetection):
         return lambda params: []
     mesh = make_mesh(config.parallel)
-    outputs = functools.partial(network_outputs.corrupted, objective, config.seed, SHOWN_PROPOSALS)
+    numbers = np.unique(np.linspace(0, len(held_out) - 1, SHOWN_ROWS).astype(np.int32))
+    rows = held_out.batch(numbers) | {"number": numbers}
+    batch_size = -(len(numbers) // -mesh.size) * mesh.size  # some for every device
+
+    def outputs(params: Params, batch: Batch) -> network_outputs.Outputs:
+        batch = batch | {"row": batch["number"]}
+        return network_outputs.corrupted(objective, config.seed, SHOWN_PROPOSALS, params, batch)
+
     predict = make_predict(mesh, outputs)
-    rows = np.unique(np.linspace(0, len(held_out) - 1, SHOWN_ROWS).astype(np.int32))
-    split = mesh.shape["data"] * mesh.shape["fsdp"]
-    filled = np.resize(rows, -(len(rows) // -split) * split)  # some for every device
-    batch = held_out.batch(filled) | {"row": filled}
 
     def show(params: Params) -> list[list[Token]]:
-        part, parts = predict.share
-        own = slice(part * len(filled) // parts, (part + 1) * len(filled) // parts)
-        found = jax.device_get(predict(params, {name: x[own] for name, x in batch.items()}))
-        places = [int(np.flatnonzero(found["row"] == row)[0]) for row in rows]
-        found = {name: x[places] for name, x in found.items()}
-        return [text for i in range(len(rows)) for text in shaded(tokenizer, batch, found, i)]
+        found = predict_rows(predict, params, FeatureRows(rows), batch_size)
+        return [text for i in range(len(numbers)) for text in shaded(tokenizer, rows, found, i)]
 
     return show
 
@@ -236,11 +236,7 @@ def evaluate(
 
 
 def describe(
-    config: ConfigDict,
-    splits: dict[str, dict],
-    rows: Rows,
-    held_out: Rows,
-    flops_per_token: float,
+    config: ConfigDict, splits: dict[str, dict], rows: Rows, held_out: Rows, flops_per_token: float
 ) -> Facts:
     """Facts about the data and a step."""
     num_tokens = config.batch_size * config.data.sequence_length

@@ -35,10 +35,7 @@ class Display:
         is_terminal = stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
         self.is_live = is_terminal and not is_silent
         self._console = PipeConsole(
-            file=stream,
-            quiet=is_silent,
-            force_terminal=is_terminal,
-            force_interactive=is_terminal,
+            file=stream, quiet=is_silent, force_terminal=is_terminal, force_interactive=is_terminal
         )
         self._live = Live(
             console=self._console,

@@ -19,9 +19,8 @@ Values = dict[str, float]
 class Health:
     """Says each thing once, and again if it has gone and come back.
 
-    Args:
-      objective: says what may be wrong with its networks, and which of its metrics jump.
-      begin: step from which on the networks should have learned something.
+    The objective says what may be wrong with its networks, and which of its metrics jump. From the
+    step `begin` on the networks should have learned something.
     """
 
     def __init__(self, objective: Objective, begin: int):

@@ -26,14 +26,10 @@ METRICS = {  # of every run, whatever it trains
 
 
 class Rates:
-    """Measures the time of a window, without that of compilations, evaluations and saves.
-
-    Args:
-      peak: tokens per second at an MFU of 1, or None where that is not known.
-    """
+    """Measures the time of a window, without that of compilations, evaluations and saves."""
 
     def __init__(self, peak: float | None):
-        self.peak = peak
+        self.peak = peak  # tokens per second at an MFU of 1, or None where that is not known
         self.compilations: list[float] = []  # seconds of each so far, see `compilations`
         self.newest: Sums | None = None  # of the step dispatched last
         self.shapes: set[tuple[int, ...]] = set()  # of batches that steps are compiled for
@@ -64,8 +60,7 @@ class Rates:
     def leave_out(self, sums: Sums, shape: tuple[int, ...]) -> str:
         """Waits for the first step of a shape, which is compiled and counts for no rate.
 
-        Returns:
-          A line about that, or "" where it was compiled before, as by an earlier trial.
+        Returns a line about that, or "" where it was compiled before, as by an earlier trial.
         """
         jax.block_until_ready(sums)
         seconds = sum(self.compilations)

@@ -23,8 +23,7 @@ Token = dict[str, Any]
 Arrays = dict[str, np.ndarray]
 
 # Of the palette of 256 colors: pale to vermilion, for a fifth of the probabilities each.
-BACKGROUNDS = ("", "\x1b[38;5;16;48;5;223m", "\x1b[38;5;16;48;5;216m", "\x1b[38;5;16;48;5;209m")
-BACKGROUNDS += ("\x1b[38;5;16;48;5;202m",)
+BACKGROUNDS = ("", *(f"\x1b[38;5;16;48;5;{color}m" for color in (223, 216, 209, 202)))
 RESET = "\x1b[0m"
 
 
@@ -81,8 +80,7 @@ def as_terminal(text: Sequence[Token]) -> str:
 def as_html(texts: Sequence[Sequence[Token]], step: int | None = None) -> Markup:
     """A section with a paragraph for each text; a tip on hover or tap says what each token is.
 
-    Args:
-      step: of a training in which the texts are held out; None: they are from elsewhere.
+    `step` is that of a training in which the texts are held out; None: they are from elsewhere.
     """
     return render("gallery.html", texts=texts, step=step, word=word)
 

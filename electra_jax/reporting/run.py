@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ class Run:
       unreadable: how many of its lines are not.
       texts: what the networks make of held-out texts, as HTML, or ""; None where it is damaged.
       metrics: how those in `rows` are shown, by name without the prefix `train/` or `eval/`.
+      settings: the configuration, printed, by dotted names.
+      tiles: final numbers by their labels.
     """
 
     def __init__(self, workdir: Path, metrics_of: MetricsOf):
@@ -45,6 +47,14 @@ class Run:
         self.rows, self.unreadable = read_whole_rows(workdir)
         self.texts = _read_texts(workdir / SAMPLES)
         self.metrics = described(self.rows, metrics_of(self.config) | rates.METRICS)
+        self.settings = dict(flat(self.config))
+        self.tiles = {
+            metric.label: metric.tile.format(value)
+            for name, metric in self.metrics.items()
+            if metric.tile and (value := self.newest(name)) is not None
+        }
+        if self.rows:
+            self.tiles["steps"] = f"{self.rows[-1]['step']:,}"
 
     @property
     def is_finetuned(self) -> bool:
@@ -110,6 +120,16 @@ def described(rows: Sequence[dict], listed: Mapping[str, Metric]) -> dict[str, M
         place = order.index(bare) if bare in listed else len(order)
         found[full] = place, dataclasses.replace(metric, label=label)
     return {name: metric for name, (_, metric) in sorted(found.items(), key=lambda x: x[1][0])}
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted names and printed values of a nested dict."""
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{name}.")
+        else:
+            yield name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def write_samples(workdir: Path, step: int, texts: Sequence[Sequence[Token]]) -> None:

@@ -24,8 +24,7 @@ HEARTBEAT_SECONDS = 60
 def join(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
     """Joins the other processes of this run, if there are any. Call before JAX is used.
 
-    Raises:
-      UserError: the flags do not make sense, or the others do not come.
+    Raises UserError where the flags do not make sense, or the others do not come.
     """
     given = {
         "--coordinator": coordinator,
@@ -59,8 +58,6 @@ def main_first(work: Callable[[], Result]) -> Result:
 
     What process 0 makes is found by the others where they see its disk, and made again where not.
     """
-    if jax.process_count() == 1:
-        return work()
     is_main = jax.process_index() == 0
     made = [work()] if is_main else []
     multihost_utils.sync_global_devices("process 0 is ready")
@@ -71,19 +68,16 @@ def main_only(work: Callable[[], None]) -> None:
     """Calls `work` in process 0; the others wait until it is done."""
     if jax.process_index() == 0:
         work()
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("process 0 has done it")
+    multihost_utils.sync_global_devices("process 0 has done it")
 
 
 def everywhere(flag: bool) -> bool:
     """Whether `flag` is true in all processes."""
-    return flag if jax.process_count() == 1 else bool(multihost_utils.process_allgather(flag).all())
+    return bool(multihost_utils.process_allgather(flag).all())
 
 
 def check_equal(text: str, what: str) -> None:
     """Raises UserError where a text is not the same in all processes."""
-    if jax.process_count() == 1:
-        return
     mine = np.frombuffer(text.encode().ljust(256)[:256], np.uint8)
     differs = (multihost_utils.process_allgather(mine) != mine).any(axis=1)
     if differs.any():

@@ -17,24 +17,18 @@ from electra_jax.settings import Setting, flatten, restored
 RESULTS = "results.json"  # scores of a fine-tuned run
 RUN_FILES = ("config.json", "facts.json", "metrics.jsonl", "samples.json", RESULTS, "report.html")
 
-# (configuration of the run so far, configuration to go on with, step) to whether the parameters
-# of the one at that step are such as the other trains.
+# (configuration of the run so far, configuration to go on with, step) to whether the second can go
+# on with the parameters that the first has at that step.
 Fits = Callable[[ConfigDict, ConfigDict, int], bool]
 
 
 def check(
     config: ConfigDict, workdir: Path, settings: Mapping[str, Setting], fits: Fits
 ) -> list[str]:
-    """Refuses what cannot be written to, and a run of another configuration.
+    """Raises UserError where `workdir` cannot be written to, or its run does not go with `config`.
 
-    Args:
-      settings: of `config`. Those that are free may change.
-
-    Returns:
-      The fields that differ from those of the run so far, where `config.resume` allows it.
-
-    Raises:
-      UserError: `workdir` is no directory to write to, or its run does not go with `config`.
+    Returns the fields that differ from those of the run so far, where `config.resume` allows it.
+    Settings that are free may always change.
     """
     existing = next(path for path in (workdir, *workdir.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
