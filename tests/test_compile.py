@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from electra_jax import cli, compile
+from electra_jax import compile
 from electra_jax.compile import describe
 from electra_jax.config import get_config
 from electra_jax.errors import UserError
@@ -181,13 +181,10 @@ def test_topologies_that_do_not_fit():
     assert code == 2 and "the number of devices, 4" in errors
 
 
-def test_missing_compiler_says_what_to_install(monkeypatch, capsys):
+def test_missing_compiler_says_what_to_install(command, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(sys, "argv", ["compile", f"--config={ROOT}/configs/tiny.py", TINY[1]])
-    with pytest.raises(SystemExit) as exit:
-        cli.run(compile.main)
-    assert exit.value.code == 2
-    assert "pip install 'jax[tpu]'" in capsys.readouterr().err
+    code, _, error = command(compile.main, f"--config={ROOT}/configs/tiny.py", TINY[1])
+    assert code == 2 and "pip install 'jax[tpu]'" in error
 
 
 def test_a_vocabulary_can_be_given(tmp_path):

@@ -3,11 +3,10 @@
 The runs are never trained: what is compared are numbers that follow from their parameters.
 """
 
+import functools
 import html
-import io
 import json
 import re
-import sys
 from pathlib import Path
 
 import jax
@@ -19,7 +18,7 @@ from scipy import special
 from stdlib_text import stdlib_documents
 from stores import make_store
 
-from electra_jax import cli, predict
+from electra_jax import predict
 from electra_jax.config import get_config
 from electra_jax.data import layout, tokenizers
 from electra_jax.data.features import encode_texts
@@ -93,17 +92,8 @@ def finetuned(path: Path, store, kind: str, **data):
 
 
 @pytest.fixture
-def run(monkeypatch, capfd):
-    """The command: flags to its exit code, standard output and error."""
-
-    def call(*flags: str, stdin: str = "") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["predict", *flags])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
-        with pytest.raises(SystemExit) as exit:
-            cli.run(predict.main)
-        return exit.value.code, *capfd.readouterr()
-
-    return call
+def run(command):
+    return functools.partial(command, predict.main)
 
 
 def row_of(ids: list[int], tokenizer) -> dict[str, jax.Array]:

@@ -261,22 +261,14 @@ def run_at(path: Path, name: str, losses: list[float], tokens="2,048", **config)
     return run_of(path / name, lines, config={"objective": "mlm", **config}, facts=facts)
 
 
-def command(monkeypatch, *arguments) -> int:
-    monkeypatch.setattr(sys, "argv", ["report", *map(str, arguments)])
-    with pytest.raises(SystemExit) as exit:
-        cli.run(report_command)
-    return exit.value.code
-
-
-def test_runs_are_compared_by_steps_tokens_and_flops(tmp_path, capfd, monkeypatch):
+def test_runs_are_compared_by_steps_tokens_and_flops(tmp_path, command):
     runs = [
         run_at(tmp_path, "$a_<b>", [3.0, 2.0], seed=1, same=2),
         run_at(tmp_path, "other", [3.5, 2.5], tokens="4,096", seed=2, same=2),
         run_at(tmp_path, "no facts", [3.5], tokens="", seed=2, same=2),
     ]
     output = tmp_path / "comparison.html"
-    assert command(monkeypatch, *runs, f"--output={output}") == 0
-    assert capfd.readouterr().out == f"{output}\n"
+    assert command(report_command, *runs, f"--output={output}") == (0, f"{output}\n", "")
     found, text = Page(output), output.read_text()
     assert found.captions == ["MLM loss (nats)"] * 3
     by_step, by_tokens, by_flops = text.split('<div class="by ')[1:]
@@ -291,13 +283,13 @@ def test_runs_are_compared_by_steps_tokens_and_flops(tmp_path, capfd, monkeypatc
     assert not {"script", "img"} & found.tags and "b" in found.tags
 
 
-def test_the_command_knows_the_metrics_of_fine_tuning(tmp_path, monkeypatch):
+def test_the_command_knows_the_metrics_of_fine_tuning(tmp_path, command):
     metrics = [
         {"step": 10, "train/loss": 0.7, "train/accuracy": 0.5},
         {"step": 20, "eval/accuracy": 0.75, "eval/dev_mismatched/accuracy": 0.5, "eval/f1": 0.25},
     ]
     config = {"task": "finetune", "data": {"kind": "glue", "name": "qqp", "source": "x"}}
-    assert command(monkeypatch, run_of(tmp_path, metrics, config=config)) == 0
+    assert command(report_command, run_of(tmp_path, metrics, config=config))[0] == 0
     captions = Page(tmp_path / "report.html").captions
     assert len(captions) == 2 and "Scores" in captions and any("Loss" in x for x in captions)
     found = {"accuracy": "0.75", "accuracy, dev_mismatched": "0.5", "F1": "0.25", "steps": "20"}
@@ -311,19 +303,17 @@ def test_axes_are_steps_times_what_a_step_has(tmp_path, tokens, scales):
     assert [axis.scale(run) for axis in AXES] == [1.0, *scales]
 
 
-def test_the_output_is_a_page_or_nothing_is_written(tmp_path, monkeypatch, capfd):
+def test_the_output_is_a_page_or_nothing_is_written(tmp_path, command):
     path = run_of(tmp_path, []) / "metrics.jsonl"
-    assert command(monkeypatch, tmp_path, f"--output={path}") == 2
-    error = capfd.readouterr().err
-    assert f"--output is {path}" in error and ".html" in error
+    code, _, error = command(report_command, tmp_path, f"--output={path}")
+    assert code == 2 and f"--output is {path}" in error and ".html" in error
     assert path.read_text() == ""
 
 
 @pytest.mark.parametrize("arguments", [[], ["nowhere"], ["--outptu=x", "run"]])
-def test_mistakes_of_the_command_are_one_line(arguments, capfd, monkeypatch):
-    assert command(monkeypatch, *arguments) == 2
-    error = capfd.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1
+def test_mistakes_of_the_command_are_one_line(arguments, command):
+    code, _, error = command(report_command, *arguments)
+    assert code == 2 and error.startswith("error: ") and error.count("\n") == 1
 
 
 def test_a_wheel_contains_the_pages(tmp_path):
