@@ -26,6 +26,7 @@ from electra_jax import cli, main
 from electra_jax.data import loader
 from electra_jax.jobs import pretraining
 from electra_jax.monitoring.writer import read_metrics
+from electra_jax.run.workdir import steps_in
 from electra_jax.training.checkpoint import Checkpoints
 
 RECIPE = """
@@ -84,7 +85,7 @@ def environment(place: Path, devices: int = 1) -> dict[str, str]:
 
 
 def start(
-    place: Path, workdir: str, *flags: str, signals: str = "", devices: int = 1, **options
+    place: Path, workdir: str, *flags: str, signals: str = "", devices: int = 1
 ) -> subprocess.Popen:
     """A run in a process of its own; batches are recorded in `WORKDIR.batches`."""
     own = sys.executable, __file__, f"{workdir}.batches", signals, workdir
@@ -134,8 +135,7 @@ def lines(workdir: Path) -> list[dict]:
 
 def newest(workdir: Path) -> int:
     """The step of the newest checkpoint, or 0."""
-    names = [path.name for path in (workdir / "checkpoints").glob("*")]
-    return max((int(name) for name in names if name.isdigit()), default=0)
+    return max(steps_in(workdir / "checkpoints"), default=0)
 
 
 def batches(workdir: Path) -> dict[int, set[str]]:
