@@ -19,10 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import paper_flops
 from absl import flags
 from ml_collections import ConfigDict
 
-from electra_jax import cli, paper_flops
+from electra_jax import cli
 from electra_jax.checks import objective_for
 from electra_jax.modeling.flops import train_flops_per_token
 from electra_jax.monitoring.writer import read_metrics
@@ -57,7 +58,7 @@ def print_table() -> None:
             first = train_flops_per_token(alone, length, predictions)
             total = (share * first + (1 - share) * per_token) * tokens
         parameters = sum(x.size for x in jax.tree.leaves(objective.structure()))
-        published = paper_flops.train_flops(config, tokenizer.vocab_size)
+        published = paper_flops.train_flops(config, config.data.vocab_size)
         name = f"`{path.stem}.py:{row}`"
         print(f"| {name} | {parameters:,} | {published:.3e} | {total:.3e} |", flush=True)
 
