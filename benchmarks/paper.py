@@ -19,15 +19,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
-import numpy as np
+import paper_flops
 from absl import flags
 from ml_collections import ConfigDict
 
-from electra_jax import cli, paper_flops
-from electra_jax.jobs.compilation import find_tokenizer
+from electra_jax import cli
+from electra_jax.checks import objective_for
 from electra_jax.modeling.flops import train_flops_per_token
 from electra_jax.monitoring.writer import read_metrics
-from electra_jax.objectives import make_objective
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,12 +43,9 @@ def recipes() -> Iterator[tuple[Path, str, ConfigDict]]:
 
 def print_table() -> None:
     """As Markdown."""
-    tokenizer = None
     print("| recipe | parameters | FLOPs, paper's count | FLOPs, ours |\n| --- | --- | --- | --- |")
     for path, row, config in recipes():
-        tokenizer = tokenizer or find_tokenizer(config.data)
-        counts = np.ones(tokenizer.vocab_size, np.int64)
-        objective = make_objective(config, tokenizer, counts)
+        objective = objective_for(config)
         length = config.data.sequence_length
         predictions = objective.masking.max_predictions(length)
         per_token = train_flops_per_token(
@@ -62,7 +58,7 @@ def print_table() -> None:
             first = train_flops_per_token(alone, length, predictions)
             total = (share * first + (1 - share) * per_token) * tokens
         parameters = sum(x.size for x in jax.tree.leaves(objective.structure()))
-        published = paper_flops.train_flops(config, tokenizer.vocab_size)
+        published = paper_flops.train_flops(config, config.data.vocab_size)
         name = f"`{path.stem}.py:{row}`"
         print(f"| {name} | {parameters:,} | {published:.3e} | {total:.3e} |", flush=True)
 

@@ -9,7 +9,7 @@ import select
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -32,13 +32,9 @@ OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 
 
 def run(main: Callable[[], None]) -> NoReturn:
-    """Call `main` and exit.
+    """Call `main` and exit, with a code of the list in docs/design.md and one line that says why.
 
-    Exit codes: 0 done; 1 training diverged; 2 a mistake in configuration, data or flags, or a disk
-    that cannot be written to; 42 told to stop in training, saved, to go on when started again; 130
-    interrupted from the keyboard. Each is said in one line on standard error. 141: what
-    read standard output has gone, as `head` does. Anything else is a fault of ours and keeps its
-    traceback.
+    Anything that is not in the list is a fault of ours and keeps its traceback.
     """
     try:
         try:
@@ -92,24 +88,12 @@ def recipe_flags() -> flags.FlagValues:
     return values
 
 
-def parse(values: flags.FlagValues, doc: str) -> flags.FlagValues:
+def parse(values: flags.FlagValues, doc: str, *names: str) -> list[str]:
     """Read `sys.argv` into `values`; `--help` prints `doc` and the flags, and exits.
 
-    Raises:
-      UserError: a flag or field that does not exist, or a value of another type.
-    """
-    parse_arguments(values, doc, ())
-    return values
-
-
-def parse_arguments(values: flags.FlagValues, doc: str, names: Sequence[str]) -> list[str]:
-    """As `parse`, for a command that has arguments without a flag, too.
-
-    Args:
-      names: what messages call these arguments. More may come where the last ends in `...`.
-
-    Returns:
-      These arguments, as many as there are names.
+    Returns the arguments without a flag, one for each of `names`, which are what messages call
+    them; more may come where the last name ends in `...`. Raises UserError for a flag that does not
+    exist, a value of another type, or another number of arguments.
     """
     if {"--help", "-help", "-h"} & set(sys.argv[1:]):
         print(doc, values.get_help(), sep="\n")
@@ -117,14 +101,13 @@ def parse_arguments(values: flags.FlagValues, doc: str, names: Sequence[str]) ->
     try:
         found = values(sys.argv)[1:]
     except flags.UnrecognizedFlagError as error:
-        raise UserError(
-            f"there is no flag --{error.flagname}{hint(error.flagname, values)}"
-        ) from None
+        flag = error.flagname
+        raise UserError(f"there is no flag --{flag}{hint(flag, values)}") from None
     except flags.Error as error:
         raise UserError(error) from error
     if len(found) < len(names):
         raise UserError(f"{names[len(found)]} is missing; give {' '.join(names)}")
-    if found[len(names) :] and not (names and names[-1].endswith("...")):
+    if len(found) > len(names) and not (names and names[-1].endswith("...")):
         raise UserError(f"unexpected argument {found[len(names)]!r}; flags look like --name=value")
     return found
 
@@ -132,11 +115,8 @@ def parse_arguments(values: flags.FlagValues, doc: str, names: Sequence[str]) ->
 def parse_with_recipe(values: flags.FlagValues, doc: str) -> tuple[ConfigDict, Path]:
     """Read `sys.argv` into `values`, which `recipe_flags` has made.
 
-    Returns:
-      The configuration, overrides applied, and the path of the recipe.
-
-    Raises:
-      UserError: as `parse`; or the recipe is missing, or raises something.
+    Returns the configuration, overrides applied, and the path of the recipe. Raises UserError as
+    `parse`, and where there is no such field, or the recipe is missing or fails.
     """
     names = SETTINGS["pretrain"]() | SETTINGS["finetune"]()
     for name in (match[1] for match in map(OVERRIDE.match, sys.argv[1:]) if match):
@@ -149,7 +129,8 @@ def parse_with_recipe(values: flags.FlagValues, doc: str) -> tuple[ConfigDict, P
     if path.name and not path.is_file():
         raise UserError(f"--config: there is no file {path}")
     try:
-        config = parse(values, doc).config
+        parse(values, doc)
+        config = values.config
         if config is None:
             raise UserError("--config is missing; give a recipe, e.g. --config=configs/tiny.py")
         config.items()  # a recipe that failed to read a file of its own raises only here

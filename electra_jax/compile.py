@@ -30,16 +30,12 @@ DOES_NOT_FIT = 3
 def main() -> None:
     """Compile the recipe, print what comes out, and exit."""
     values = cli.recipe_flags()
-    topology = flags.DEFINE_string(
-        "topology", None, "chips, such as v5e:16x16 or v4:4x4x8", flag_values=values
-    )
-    slices = flags.DEFINE_integer(
-        "num_slices", 1, "number of such slices", lower_bound=1, flag_values=values
-    )
-    as_json = flags.DEFINE_bool("json", False, "print one JSON object", flag_values=values)
+    flags.DEFINE_string("topology", None, "chips, such as v5e:16x16", flag_values=values)
+    flags.DEFINE_integer("num_slices", 1, "such slices", lower_bound=1, flag_values=values)
+    flags.DEFINE_bool("json", False, "print one JSON object", flag_values=values)
     config, _ = cli.parse_with_recipe(values, __doc__)
-    facts = examine(config, topology.value, slices.value)
-    print(json.dumps(facts, indent=1) if as_json.value else describe(facts))
+    facts = examine(config, values.topology, values.num_slices)
+    print(json.dumps(facts, indent=1) if values.json else describe(facts))
     sys.exit(0 if facts["fits"] else DOES_NOT_FIT)
 
 
@@ -71,6 +67,4 @@ def describe(facts: dict) -> str:
 
 
 if __name__ == "__main__":
-    from electra_jax import cli
-
     cli.run(main)

@@ -23,11 +23,7 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
-    """Writes a file into a directory that is made if missing; returns `path`.
-
-    Raises:
-      OSError: it cannot be written; names it.
-    """
+    """Writes a file into a directory that is made if missing; an OSError names `path`."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,11 +38,7 @@ def write_bytes(path: Path, content: bytes) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-      UserError: the file is missing or holds something else.
-    """
+    """The JSON object in a file; UserError where it is missing or holds something else."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -61,11 +53,7 @@ def sha256(path: Path) -> str:
 
 
 def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
-    """The JSON object that a text holds.
-
-    Raises:
-      UserError: it holds something else; begins with `where`.
-    """
+    """The JSON object that a text holds; else UserError, which begins with `where`."""
     value = parse_json(text, where)
     if not isinstance(value, dict):
         raise UserError(f"{where}: not a JSON object but {type(value).__name__}")
@@ -73,11 +61,7 @@ def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
-    """The JSON value that a text holds.
-
-    Raises:
-      UserError: it is not JSON; begins with `where`.
-    """
+    """The JSON value that a text holds; else UserError, which begins with `where`."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -88,11 +72,8 @@ def parse_json(text: str | bytes, where: str) -> Any:
 def locked(path: Path, when_busy: Callable[[str], None]) -> Iterator[None]:
     """Holds the lock file `path`, whose directory is made. The end of the process ends its hold.
 
-    The holder may remove the file when all is done; whoever waits for it makes it anew.
-
-    Args:
-      when_busy: is told who holds it, such as "process 7 on HOST"; if it returns, the lock is
-        waited for.
+    The holder may remove the file when all is done; whoever waits for it makes it anew. Where it is
+    taken, `when_busy` is told by whom, such as "process 7 on HOST", before the lock is waited for.
     """
 
     def sign(descriptor: int) -> None:

@@ -29,13 +29,13 @@ The other commands; each of them knows --help:
     python -m electra_jax.predict             use what a run has made
     python -m electra_jax.report              the report of a run, or a comparison of several
     python -m electra_jax.export              a directory for Hugging Face's libraries
-    python -m electra_jax.tokenize      how text is cut into tokens
+    python -m electra_jax.tokenize            how text is cut into tokens
 """
 
 
 def main() -> None:
     """Run the recipe."""
-    # Imported here, because the processes that tokenise import this module, too.
+    # Imported here, because the processes that tokenize import this module, too.
     from pathlib import Path
 
     from absl import flags
@@ -46,14 +46,15 @@ def main() -> None:
     from electra_jax.run import processes
 
     values = cli.recipe_flags()
-    workdir = flags.DEFINE_string(
-        "workdir", None, "run directory; default: runs/NAME_OF_RECIPE", flag_values=values
-    )
-    processes.process_flags(values)
+    workdir = "run directory; default: runs/NAME_OF_RECIPE"
+    flags.DEFINE_string("workdir", None, workdir, flag_values=values)
+    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0", flag_values=values)
+    flags.DEFINE_integer("num_processes", None, "processes of this run", flag_values=values)
+    flags.DEFINE_integer("process_id", None, "which one this is, from 0", flag_values=values)
     config, recipe = cli.parse_with_recipe(values, __doc__)
     processes.join(values.coordinator, values.num_processes, values.process_id)
     work = finetune if config.task == "finetune" else pretrain
-    work(config, Path(workdir.value or f"runs/{recipe.stem}"))
+    work(config, Path(values.workdir or f"runs/{recipe.stem}"))
 
 
 if __name__ == "__main__":

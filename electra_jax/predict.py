@@ -14,7 +14,7 @@ A fine-tuned run gives labels and probabilities, answers, or tags:
 
 A pre-training run knows three --mode:
 
-    --mode=detect               which tokens look replaced: in colours on a terminal, or to
+    --mode=detect               which tokens look replaced: in colors on a terminal, or to
     --output=page.html          a page to look at; .jsonl or .json: probabilities
     --replace                   first replace 15 % of the tokens (config.masking.rate) by what the
                                 generator proposes, as in training, and print the AUC
@@ -51,16 +51,6 @@ def main() -> None:
     from electra_jax.inference.request import Request
     from electra_jax.inference.serving import serve
 
-    values = cli.parse(predict_flags(), __doc__)
-    if not values.workdir:
-        raise UserError("--workdir is missing; give the directory of a run")
-    given = frozenset(name for name in values if values[name].present)
-    options = values.flag_values_dict() | {"workdir": Path(values.workdir), "given": given}
-    serve(Request(**options))
-
-
-def predict_flags() -> flags.FlagValues:
-    """See the module's docstring."""
     values = flags.FlagValues()
     flags.DEFINE_string("workdir", None, "directory of a run", flag_values=values)
     flags.DEFINE_string("input", "-", "file, or - for standard input", flag_values=values)
@@ -71,7 +61,12 @@ def predict_flags() -> flags.FlagValues:
     flags.DEFINE_bool("replace", False, "replace tokens first", flag_values=values)
     flags.DEFINE_integer("top_k", 5, "proposals", lower_bound=1, flag_values=values)
     flags.DEFINE_enum("pooling", "mean", ["mean", "cls"], "of states", flag_values=values)
-    return values
+    cli.parse(values, __doc__)
+    if not values.workdir:
+        raise UserError("--workdir is missing; give the directory of a run")
+    given = frozenset(name for name in values if values[name].present)
+    options = values.flag_values_dict() | {"workdir": Path(values.workdir), "given": given}
+    serve(Request(**options))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 
 from absl import flags
 
-from electra_jax import objectives
+from electra_jax import cli, objectives
 from electra_jax.errors import UserError
 from electra_jax.finetune import config as finetuning
 from electra_jax.objectives.metrics import Metric
@@ -24,11 +24,9 @@ from electra_jax.reporting.page import write_comparison, write_report
 
 def main() -> None:
     """Write the report of a run, or a comparison of several."""
-    from electra_jax import cli
-
     values = flags.FlagValues()
     flags.DEFINE_string("output", None, "the file to write", flag_values=values)
-    workdirs = [Path(name) for name in cli.parse_arguments(values, __doc__, ["RUN ..."])]
+    workdirs = [Path(name) for name in cli.parse(values, __doc__, "RUN ...")]
     output = Path(values.output) if values.output else None
     if output and output.suffix not in (".html", ".htm"):
         raise UserError(f"--output is {output}; allowed: a file that ends in .html")
@@ -45,6 +43,4 @@ def metrics_of(config: Mapping[str, Any]) -> Mapping[str, Metric]:
 
 
 if __name__ == "__main__":
-    from electra_jax import cli
-
     cli.run(main)

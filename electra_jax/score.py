@@ -16,21 +16,18 @@ import json
 
 from absl import flags
 
+from electra_jax import cli
 from electra_jax.finetune.tasks.squad_scores import score_files
 
 
 def main() -> None:
     """Print the scores of a file of predictions."""
-    from electra_jax import cli
-
     values = flags.FlagValues()
     flags.DEFINE_string("null_odds", None, "file of odds by question id", flag_values=values)
     flags.DEFINE_float("null_threshold", 1.0, "greater odds: no answer", flag_values=values)
-    paths = cli.parse_arguments(values, __doc__, ("DATA.json", "PREDICTIONS.json"))
+    paths = cli.parse(values, __doc__, "DATA.json", "PREDICTIONS.json")
     print(json.dumps(score_files(*paths, values.null_odds, values.null_threshold), indent=1))
 
 
 if __name__ == "__main__":
-    from electra_jax import cli
-
     cli.run(main)

@@ -18,7 +18,7 @@ def main() -> None:
     """Write the archive."""
     values = flags.FlagValues()
     out = flags.DEFINE_string("out", "glue.zip", "the archive to write", flag_values=values)
-    runs = cli.parse_arguments(values, __doc__, ("RUN...",))
+    runs = cli.parse(values, __doc__, "RUN...")
     files = [file for run in runs for file in submission_files(Path(run))]
     print(zip_submission(files, Path(out.value)))
 

@@ -33,7 +33,8 @@ from electra_jax.errors import UserError
 
 def main() -> None:
     """Print the tokens of each line of standard input."""
-    values = cli.parse(_flags(), __doc__)
+    values = _flags()
+    cli.parse(values, __doc__)
     tokenizer = _tokenizer(values)
     encode = tokenizer.encode_with_offsets
     if values.keep_special_tokens:

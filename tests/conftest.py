@@ -5,9 +5,11 @@ time: a function that is given or returns an array of the wrong shape or dtype f
 """
 
 import contextlib
+import io
 import os
 import runpy
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,3 +70,18 @@ def encoder_run(tmp_path_factory) -> Path:
         config.num_train_steps = 7
         pretraining.pretrain(config, Path("run"))
     return place / "run"
+
+
+@pytest.fixture
+def command(monkeypatch, capfd) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command in this process: its exit code, standard output and error."""
+    from electra_jax import cli
+
+    def call(main: Callable[[], None], *flags: object, stdin: str = "") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["command", *map(str, flags)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        with pytest.raises(SystemExit) as exit:
+            cli.run(main)
+        return exit.value.code, *capfd.readouterr()
+
+    return call

@@ -10,8 +10,8 @@ batches. Takes about five minutes. Exit code 0 says that they have.
 """
 
 import argparse
-import collections
 import random
+import re
 import signal
 import tempfile
 import threading
@@ -34,12 +34,6 @@ FLAGS = (
 START_SECONDS = 6.0  # about what Python, restoring and compiling from a cache take
 
 
-def newest(run: Path) -> int:
-    """The step of the newest checkpoint, or 0."""
-    names = [path.name for path in (run / "checkpoints").glob("*")]
-    return max((int(name) for name in names if name.isdigit()), default=0)
-
-
 def interrupt(place: Path, number: signal.Signals, last_step: int, rng: random.Random) -> str:
     """Starts the run and sends it a signal; returns what came of it.
 
@@ -52,10 +46,8 @@ def interrupt(place: Path, number: signal.Signals, last_step: int, rng: random.R
     deadline.start()
     if not is_early:
         for line in process.stdout:
-            if (
-                line.startswith("step ")
-                and int(line.split("/")[0][5:].replace(",", "")) >= last_step
-            ):
+            logged = re.match(r"step ([\d,]+)/", line)
+            if logged and int(logged[1].replace(",", "")) >= last_step:
                 break
     time.sleep(delay)
     process.send_signal(number)
@@ -66,16 +58,8 @@ def interrupt(place: Path, number: signal.Signals, last_step: int, rng: random.R
     allowed = {-number} if number == signal.SIGKILL else {EXIT_CODE, *((-number,) * is_early)}
     assert code in allowed | {0}, f"{number.name}: exit code {code}"
     moment = "while starting" if is_early else f"{delay:.2f} s after step {last_step}"
-    return f"{number.name} {moment}: exit code {code}, newest checkpoint {newest(place / 'soak')}"
-
-
-def batches(record: Path) -> dict[int, set[str]]:
-    """By step, the hashes of all batches that it was ever given."""
-    found = collections.defaultdict(set)
-    for line in record.read_text().splitlines():
-        step, content = line.split()
-        found[int(step)].add(content)
-    return found
+    newest = tiny_run.newest(place / "soak")
+    return f"{number.name} {moment}: exit code {code}, newest checkpoint {newest}"
 
 
 def main() -> None:
@@ -87,8 +71,7 @@ def main() -> None:
     options = parser.parse_args()
     rng = random.Random(options.seed)  # noqa: S311 - no secret
 
-    place = Path(tempfile.mkdtemp(prefix="soak-"))
-    tiny_run.make(place)
+    place = tiny_run.make(Path(tempfile.mkdtemp(prefix="soak-")))
     started = time.monotonic()
     straight = tiny_run.run(place, "straight", *FLAGS)
     assert straight.returncode == 0, straight.stderr
@@ -99,7 +82,9 @@ def main() -> None:
     started = time.monotonic()
     for count, number in enumerate(numbers, 1):
         # Signals are spread over the run: each may come before its share of the steps is done.
-        target = max(newest(place / "soak"), (STEPS - 10) * (count - 1) // len(numbers)) + 1
+        target = (
+            max(tiny_run.newest(place / "soak"), (STEPS - 10) * (count - 1) // len(numbers)) + 1
+        )
         print(f"{count:3}", interrupt(place, number, target, rng), flush=True)
     last = tiny_run.run(place, "soak", *FLAGS)
     assert last.returncode == 0, last.stderr
@@ -109,8 +94,8 @@ def main() -> None:
     lines = tiny_run.lines(place / "soak")
     logged = [line["step"] for line in lines if "train/loss" in line]
     assert logged == list(range(5, STEPS + 1, 5)), logged
-    expected, found = batches(place / "straight.batches"), batches(place / "soak.batches")
-    assert expected == found
+    found = tiny_run.batches(place / "soak")
+    assert found == tiny_run.batches(place / "straight")
     again = sum(1 for _ in (place / "soak.batches").open()) - STEPS
     print(
         f"the same: {len(tiny_run.arrays(place / 'soak', STEPS))} arrays to the bit, {len(lines)} "

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from electra_jax import cli, compile
+from electra_jax import compile
 from electra_jax.compile import describe
 from electra_jax.config import get_config
 from electra_jax.errors import UserError
-from electra_jax.jobs.compilation import find_tokenizer
+from electra_jax.jobs.compilation import vocab_size
 from electra_jax.sharding.collectives import bytes_of, collectives
 from electra_jax.training.ahead_of_time import CHIPS, find_devices
 
@@ -42,8 +42,8 @@ SMALL = (
 def run(*flags: str) -> tuple[int, str, str]:
     """Exit code, output and errors of the command."""
     command = [sys.executable, "-m", "electra_jax.compile", *flags]
-    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True)
-    return done.returncode, done.stdout.decode(), done.stderr.decode()
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
 
 
 def facts(*flags: str) -> dict:
@@ -52,8 +52,15 @@ def facts(*flags: str) -> dict:
     return json.loads(output)
 
 
+def script(code: str) -> tuple[str, str]:
+    """Output and errors of Python in a process of its own."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+    return done.stdout, done.stderr
+
+
 def sent(found: dict) -> dict[str, int]:
-    """Bytes by kind, without what is too small to be a parameter's."""
+    """Bytes by kind."""
     return {kind: entry["bytes"] for kind, entry in found["collectives"].items()}
 
 
@@ -98,10 +105,8 @@ def test_a_sharded_state_takes_less_room():
 @needs_libtpu
 def test_what_does_not_fit_is_said_within_seconds():
     code, output, errors = run("--config=configs/large.py", "--topology=v5e:1x1")
-    assert code == 3, errors
-    assert "does not fit, " in output
-    assert " of 15.75 GiB" in output
-    assert errors == ""
+    assert (code, errors) == (3, "")
+    assert "does not fit, " in output and " of 15.75 GiB" in output
 
 
 @needs_libtpu
@@ -116,25 +121,24 @@ def test_people_get_the_same_in_lines():
 def test_memory_of_the_chips_is_what_the_compiler_says():
     for name, chip in CHIPS.items():
         topology = f"{name}:2x2" + "x1" * (chip.axes - 2)
-        script = (
-            "import jax, jax.numpy as jnp, sys\n"
-            "from electra_jax.training.ahead_of_time import find_devices\n"
-            f"devices = find_devices({topology!r}, 1)[1]\n"
-            "sharding = jax.sharding.SingleDeviceSharding(devices[0])\n"
-            "x = jax.ShapeDtypeStruct((2**18, 2**18), jnp.float32, sharding=sharding)\n"
-            "try: jax.jit(lambda x: jnp.tanh(x @ x) @ x).lower(x).compile()\n"
-            "except jax.errors.JaxRuntimeError as error: print(len(devices), error)\n"
-        )
-        output = subprocess.run(
-            [sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True
-        ).stdout.decode()
+        output, _ = script(f"""
+import jax, jax.numpy as jnp
+from electra_jax.training.ahead_of_time import find_devices
+devices = find_devices({topology!r}, 1)[1]
+sharding = jax.sharding.SingleDeviceSharding(devices[0])
+x = jax.ShapeDtypeStruct((2**18, 2**18), jnp.float32, sharding=sharding)
+try:
+    jax.jit(lambda x: jnp.tanh(x @ x) @ x).lower(x).compile()
+except jax.errors.JaxRuntimeError as error:
+    print(len(devices), error)
+""")
         assert f"available HBM ({chip.memory:.2f}G)" in output, name
         assert output.startswith(f"{4 * chip.devices} "), name
 
 
 @needs_libtpu
 def test_the_mesh_follows_network_and_slices():
-    script = """
+    code = """
 from electra_jax.sharding.mesh import make_mesh
 from electra_jax.training.ahead_of_time import find_devices
 from electra_jax.config import get_config
@@ -153,9 +157,8 @@ try:
 except Exception as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True)
-    expected = b"config.parallel.data is 1; allowed: a multiple of the number of slices, 2\n"
-    assert (done.stdout, done.stderr) == (expected, b"")
+    expected = "config.parallel.data is 1; allowed: a multiple of the number of slices, 2\n"
+    assert script(code) == (expected, "")
 
 
 # Mistakes
@@ -171,34 +174,25 @@ def test_unknown_topologies_are_refused_with_what_is_allowed(topology):
 
 
 @needs_libtpu
-def test_topology_that_cannot_be_built():
+def test_topologies_that_do_not_fit():
     code, _, errors = run("--config=configs/tiny.py", "--topology=v5e:3x5")
-    assert code == 2
-    assert errors.startswith("error: --topology is 'v5e:3x5': ")
-
-
-def test_missing_compiler_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(sys, "argv", ["compile", f"--config={ROOT}/configs/tiny.py", TINY[1]])
-    with pytest.raises(SystemExit) as exit:
-        cli.run(compile.main)
-    assert exit.value.code == 2
-    assert "pip install 'jax[tpu]'" in capsys.readouterr().err
-
-
-@needs_libtpu
-def test_the_mesh_is_checked_against_the_topology():
+    assert code == 2 and errors.startswith("error: --topology is 'v5e:3x5': ")
     code, _, errors = run(*TINY, "--config.parallel.fsdp=3")
-    assert code == 2
-    assert "the number of devices, 4" in errors
+    assert code == 2 and "the number of devices, 4" in errors
+
+
+def test_missing_compiler_says_what_to_install(command, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    code, _, error = command(compile.main, f"--config={ROOT}/configs/tiny.py", TINY[1])
+    assert code == 2 and "pip install 'jax[tpu]'" in error
 
 
 def test_a_vocabulary_can_be_given(tmp_path):
     data = get_config().data
-    assert find_tokenizer(data).vocab_size == 30522
+    assert vocab_size(data) == 30522
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n##s\n")
     data.vocab = str(tmp_path / "vocab.txt")
-    assert find_tokenizer(data).vocab_size == 7
+    assert vocab_size(data) == 7
 
 
 # Text of compiled programs

@@ -67,6 +67,7 @@ def test_status_stays_below_the_lines():
     with Display(terminal) as display:  # what comes after does not touch it
         display.log("three")
     assert [*filter(None, screen(terminal.getvalue()))] == ["one", "two", "bar 2", "three"]
+    assert not re.search(r"\x1b\[[\d;]*m", terminal.getvalue())  # no colors
 
 
 def test_wide_characters_take_two_columns():
@@ -84,14 +85,6 @@ def test_dumb_terminals_are_no_terminals(kind, monkeypatch):
         display.log("one")
         display.status(["bar"])
     assert terminal.getvalue() == "one\n"
-
-
-def test_there_are_no_colors():
-    terminal = Terminal()
-    with Display(terminal) as display:
-        display.log("step 7: loss 3.2")
-        display.status(["step 8"])
-    assert not re.search(r"\x1b\[[\d;]*m", terminal.getvalue())
 
 
 def test_one_of_several_processes_prints(monkeypatch):

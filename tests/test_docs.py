@@ -122,14 +122,12 @@ def split(command: str) -> tuple[str, list[str], str]:
     return words[place + 1], words[place + 2 :], stdin
 
 
-@pytest.mark.parametrize(
-    "page, command",
-    [
-        (page, command)
-        for page, command in ALL
-        if PYTHON.search(command) and PYTHON.search(command)[1] in RECIPES
-    ],
-)
+def module_of(command: str) -> str | None:
+    found = PYTHON.search(command)
+    return found and found[1]
+
+
+@pytest.mark.parametrize("page, command", [pair for pair in ALL if module_of(pair[1]) in RECIPES])
 def test_recipes_are_understood(page, command, monkeypatch):
     monkeypatch.chdir(ROOT)
     module, arguments, _ = split(command)
@@ -165,10 +163,10 @@ def place(tmp_path_factory) -> Path:
 
 def is_quick(page: str, command: str) -> bool:
     """Whether it is executed here."""
-    found = PYTHON.search(command)
-    if not found or found[1] in OWN_TESTS or "--print_config" in command:
+    module = module_of(command)
+    if module in (None, *OWN_TESTS) or "--print_config" in command:
         return False
-    return found[1] not in RECIPES or (page in STORIES and any(name in command for name in SHORT))
+    return module not in RECIPES or (page in STORIES and any(name in command for name in SHORT))
 
 
 def test_quick_commands_do_what_they_say(place, monkeypatch):

@@ -30,15 +30,15 @@ EVALUATIONS = {
 def said(**changes) -> list[str]:
     """What is said of the run above, with some of its numbers in place of others."""
     watch = Health(tiny.objective(vocab_size=8192), begin=begin_of(2400, 300, 0)).warnings
+    curves = {"mlm_loss": MLM, "rtd_loss": RTD, "rtd_recall": RECALL} | changes
+    evaluations = curves.pop("evaluations", EVALUATIONS)
     sentences = []
-    numbers = {"mlm_loss": MLM, "rtd_loss": RTD, "rtd_recall": RECALL} | changes
-    windows = zip(*(numbers[name] for name in ("mlm_loss", "rtd_loss", "rtd_recall")), strict=True)
-    for step, values in enumerate(windows, 1):
-        names = ("train/mlm_loss", "train/rtd_loss", "train/rtd_recall")
-        sentences += watch(100 * step, dict(zip(names, values, strict=True)))
-        if found := changes.get("evaluations", EVALUATIONS).get(100 * step):
+    for place in range(24):
+        step = 100 * (place + 1)
+        sentences += watch(step, {f"train/{name}": x[place] for name, x in curves.items()})
+        if step in evaluations:
             names = ("eval/rtd_auc", "eval/mlm_loss", "eval/mlm_accuracy")
-            sentences += watch(100 * step, dict(zip(names, found, strict=True)))
+            sentences += watch(step, dict(zip(names, evaluations[step], strict=True)))
     return sentences
 
 

@@ -27,9 +27,7 @@ FLAGS = (
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("runs")
-    tiny_run.make(path)
-    return path
+    return tiny_run.make(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +43,10 @@ def assert_stopped_in_time(run: Path, result: subprocess.CompletedProcess) -> No
     assert result.returncode == 42, result.stderr
 
 
-def batches(run: Path) -> dict[int, str]:
-    """By step, the hash of the batch; that of the last time where it was used twice."""
-    lines = run.with_name(f"{run.name}.batches").read_text().splitlines()
-    return {int(step): content for step, content in map(str.split, lines)}
-
-
 def test_stopped_and_killed_run_is_the_same_as_one_that_was_not(place, straight):
     stopped = tiny_run.run(place, "stopped", *FLAGS, signals="10:SIGTERM")
     assert_stopped_in_time(place / "stopped", stopped)
-    step = max(int(path.name) for path in (place / "stopped" / "checkpoints").iterdir())
+    step = tiny_run.newest(place / "stopped")
     assert step in (9, 10, 11)
     assert stopped.stderr == (
         f"stopped by SIGTERM at step {step}, saved; run the same command again to go on\n"
@@ -69,27 +61,26 @@ def test_stopped_and_killed_run_is_the_same_as_one_that_was_not(place, straight)
     after = tiny_run.run(place, "stopped", *FLAGS)
     assert after.returncode == 0, after.stderr
     tiny_run.assert_same_run(place / "stopped", straight, 18)
-    assert batches(place / "stopped") == batches(straight)
+    assert tiny_run.batches(place / "stopped") == tiny_run.batches(straight)
     logged = [row["step"] for row in tiny_run.lines(straight) if "train/loss" in row]
     assert logged == [4, 8, 12, 16, 18]
 
 
 @pytest.mark.parametrize(
-    ("moment", "stops"),
-    [("evaluation", [5]), pytest.param("save", [7, 8], marks=pytest.mark.slow)],
+    ("moment", "stops"), [("evaluation", [5]), pytest.param("save", [7, 8], marks=pytest.mark.slow)]
 )
 def test_signal_during_evaluation_or_save(place, straight, moment, stops):
     """The first evaluation is that of step 5, and is then made up for; the first save of step 7."""
     stopped = tiny_run.run(place, moment, *FLAGS, signals=f"{moment}:SIGTERM")
     assert_stopped_in_time(place / moment, stopped)
-    step = max(int(path.name) for path in (place / moment / "checkpoints").iterdir())
+    step = tiny_run.newest(place / moment)
     assert step in stops
     assert f"stopped by SIGTERM at step {step}, saved;" in stopped.stderr
     assert ("held out at step 5" in stopped.stdout) == (moment == "save")
     after = tiny_run.run(place, moment, *FLAGS)
     assert after.returncode == 0, after.stderr
     tiny_run.assert_same_run(place / moment, straight, 18)
-    assert batches(place / moment) == batches(straight)
+    assert tiny_run.batches(place / moment) == tiny_run.batches(straight)
 
 
 def test_signal_while_compiling_ends_the_run_at_once(place, straight):
@@ -115,9 +106,12 @@ def exits(monkeypatch) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_after_a_step_is_a_request(exits, number):
+def test_signal_after_a_step_is_a_request_and_before_it_is_left_to_the_system(exits, number):
+    """Python could not handle it while it compiles."""
     with Interruption() as stop:
+        assert signal.getsignal(number) == signal.SIG_DFL
         assert not stop.reached(1)
+        assert signal.getsignal(number) != signal.SIG_DFL
         assert not stop.reached(2)
         signal.raise_signal(number)
         assert stop.is_requested
@@ -139,15 +133,6 @@ def test_second_signal_ends_the_process_but_not_one_that_was_only_passed_on(
         signal.raise_signal(signal.SIGTERM)
         assert exits == [42]
     assert "second signal, SIGTERM" in capfd.readouterr().err
-
-
-def test_signals_before_the_first_step_are_left_to_the_system(exits):
-    """Python could not handle them while it compiles."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    with Interruption() as stop:
-        assert [signal.getsignal(number) for number in numbers] == [signal.SIG_DFL] * 2
-        stop.reached(1)
-        assert signal.SIG_DFL not in [signal.getsignal(number) for number in numbers]
 
 
 def test_several_processes_stop_at_the_step_that_jax_has_them_agree_on(exits, monkeypatch):

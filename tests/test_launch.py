@@ -1,5 +1,6 @@
 """Scripts and manifests of `launch/`, run against stand-ins for the programs that they call."""
 
+import math
 import os
 import shlex
 import signal
@@ -49,11 +50,6 @@ def run(*command, **environment) -> subprocess.CompletedProcess:
         text=True,
         check=False,
     )
-
-
-@pytest.mark.parametrize("script", ["restart.sh", "tpu_vm.sh", "slurm.sbatch"])
-def test_shell_scripts_are_well_formed(script):
-    assert run("bash", "-n", LAUNCH / script).stderr == ""
 
 
 @pytest.mark.parametrize("code", [0, 1, 2])
@@ -147,14 +143,11 @@ def test_jobset_names_a_recipe_and_fields_that_exist():
     spec = job["template"]["spec"]
     assert spec["completionMode"] == "Indexed"
     assert spec["parallelism"] == spec["completions"]
-    rows, columns = map(
-        int,
-        spec["template"]["spec"]["nodeSelector"]["cloud.google.com/gke-tpu-topology"].split("x"),
-    )
-    [container] = spec["template"]["spec"]["containers"]
-    assert (
-        spec["parallelism"] * container["resources"]["limits"]["google.com/tpu"] == rows * columns
-    )
+    pod = spec["template"]["spec"]
+    topology = pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"]
+    [container] = pod["containers"]
+    chips = spec["parallelism"] * container["resources"]["limits"]["google.com/tpu"]
+    assert chips == math.prod(map(int, topology.split("x")))
     words = shlex.split(container["args"][0])
     assert words[:4] == ["exec", "python3", "-m", "electra_jax.main"]
     names = flatten(get_config())

@@ -3,11 +3,10 @@
 The runs are never trained: what is compared are numbers that follow from their parameters.
 """
 
+import functools
 import html
-import io
 import json
 import re
-import sys
 from pathlib import Path
 
 import jax
@@ -19,7 +18,7 @@ from scipy import special
 from stdlib_text import stdlib_documents
 from stores import make_store
 
-from electra_jax import cli, predict
+from electra_jax import predict
 from electra_jax.config import get_config
 from electra_jax.data import layout, tokenizers
 from electra_jax.data.features import encode_texts
@@ -92,14 +91,9 @@ def finetuned(path: Path, store, kind: str, **data):
     return task, objective, params
 
 
-def run(monkeypatch, capfd, *flags: str, stdin: str = "") -> tuple[int, str, str]:
-    """Exit code, standard output and error of the command."""
-    monkeypatch.setattr(sys, "argv", ["predict", *flags])
-    reader = io.TextIOWrapper(io.BytesIO(stdin.encode()))
-    monkeypatch.setattr(sys, "stdin", reader)
-    with pytest.raises(SystemExit) as exit:
-        cli.run(predict.main)
-    return exit.value.code, *capfd.readouterr()
+@pytest.fixture
+def run(command):
+    return functools.partial(command, predict.main)
 
 
 def row_of(ids: list[int], tokenizer) -> dict[str, jax.Array]:
@@ -118,7 +112,11 @@ def answered(out: str) -> list[dict]:
     return [json.loads(line) for line in out.splitlines()]
 
 
-def test_detection_has_the_auc_of_the_evaluation(pretrained, store, monkeypatch, capfd, tmp_path):
+def stream(*rows: dict) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def test_detection_has_the_auc_of_the_evaluation(pretrained, store, run, tmp_path):
     """The same rows, masks and samples; and the answers have the same area by ranks."""
     path, config, objective, params = pretrained
     program = make_program(
@@ -126,11 +124,9 @@ def test_detection_has_the_auc_of_the_evaluation(pretrained, store, monkeypatch,
     )
     rows = layout.rows(store, "held_out", 32, config.data.layout, seed=config.seed)
     expected = pretraining.evaluate(program, objective, params, rows, 16)
-    flags = [f"--workdir={path}", "--mode=detect", "--replace"]
     output = tmp_path / "answers.jsonl"
-    code, out, _ = run(
-        monkeypatch, capfd, *flags, f"--input={store.directory}", f"--output={output}"
-    )
+    flags = [f"--workdir={path}", "--mode=detect", "--replace", f"--input={store.directory}"]
+    code, out, _ = run(*flags, f"--output={output}")
     assert code == 0
     found = re.fullmatch(r"AUC (0\.\d{4}) over ([\d,]+) tokens, ([\d,]+) of them replaced\n", out)
     assert float(found[1]) == pytest.approx(expected["eval/rtd_auc"], abs=6e-5)
@@ -144,13 +140,11 @@ def test_detection_has_the_auc_of_the_evaluation(pretrained, store, monkeypatch,
     assert right == pytest.approx(expected["eval/mlm_accuracy"], abs=1e-6)
 
 
-def test_detection_has_every_token_of_a_text_at_its_place(
-    pretrained, store, monkeypatch, capfd, tmp_path
-):
+def test_detection_has_every_token_of_a_text_at_its_place(pretrained, store, run, tmp_path):
     path, _, objective, params = pretrained
     (tmp_path / "in.txt").write_text("\n".join(TEXTS))
     flags = [f"--workdir={path}", "--mode=detect", f"--input={tmp_path / 'in.txt'}"]
-    code, out, err = run(monkeypatch, capfd, *flags)
+    code, out, err = run(*flags)
     answers = answered(out)
     assert (code, err) == (0, "")
     assert [answer["text"] for answer in answers] == TEXTS
@@ -163,16 +157,16 @@ def test_detection_has_every_token_of_a_text_at_its_place(
     expected = special.expit(np.asarray(logits)[0, 1 : 1 + len(answers[0]["tokens"])])
     found = [token["probability"] for token in answers[0]["tokens"]]
     np.testing.assert_allclose(found, expected, atol=1e-4)
-    lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
-    assert answered(run(monkeypatch, capfd, *flags[:2], stdin=lines)[1])[0] == answers[0]
+    lines = stream(*({"text": text} for text in TEXTS))
+    assert answered(run(*flags[:2], stdin=lines)[1])[0] == answers[0]
 
 
-def test_masks_are_filled_with_what_the_generator_says(pretrained, store, monkeypatch, capfd):
+def test_masks_are_filled_with_what_the_generator_says(pretrained, store, run):
     path, _, objective, params = pretrained
     text = "the [MASK] is read [MASK]."
     flags = [f"--workdir={path}", "--mode=fill", "--top_k=3"]
-    lines = "".join(json.dumps({"text": x}) + "\n" for x in (text, "no mask"))
-    with_masks, without = answered(run(monkeypatch, capfd, *flags, stdin=lines)[1])
+    lines = stream({"text": text}, {"text": "no mask"})
+    with_masks, without = answered(run(*flags, stdin=lines)[1])
     assert without == {"text": "no mask", "masks": []}
     assert [text[m["start"] : m["end"]] for m in with_masks["masks"]] == ["[MASK]"] * 2
     tokenizer = store.tokenizer
@@ -189,15 +183,13 @@ def test_masks_are_filled_with_what_the_generator_says(pretrained, store, monkey
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_vectors_are_means_or_first_states(
-    pretrained, store, monkeypatch, capfd, tmp_path, pooling
-):
+def test_vectors_are_means_or_first_states(pretrained, store, run, tmp_path, pooling):
     """Of a text of several pieces, over the tokens of all; [CLS] is that of the first."""
     path, _, objective, params = pretrained
     (tmp_path / "in.txt").write_text("\n".join(TEXTS))
     flags = [f"--workdir={path}", "--mode=embed", f"--pooling={pooling}"]
     flags += [f"--input={tmp_path / 'in.txt'}", f"--output={tmp_path / 'out.npy'}"]
-    assert run(monkeypatch, capfd, *flags)[0] == 0
+    assert run(*flags)[0] == 0
     found = np.load(tmp_path / "out.npy")
     assert (found.dtype, found.shape) == (np.float32, (3, 32))
     for text, vector in zip(TEXTS, found, strict=True):
@@ -211,7 +203,7 @@ def test_vectors_are_means_or_first_states(
         np.testing.assert_allclose(vector, expected, atol=1e-5)
 
 
-def test_page_and_terminal_show_hostile_text_as_text(pretrained, monkeypatch, capfd, tmp_path):
+def test_page_and_terminal_show_hostile_text_as_text(pretrained, run, tmp_path):
     token = {"token": "<b>\x1b[31m\u202e\"'", "starts_word": True, "probability": 0.9}
     token |= {"original": "<script>", "proposals": [("&", 0.5)]}
     assert "\x1b[31m" not in gallery.as_terminal([token]).removeprefix("\x1b[38;5;16;48;5;202m")
@@ -223,7 +215,7 @@ def test_page_and_terminal_show_hostile_text_as_text(pretrained, monkeypatch, ca
     assert "replaces <b>&lt;script&gt;</b>" in body
     (tmp_path / "in.txt").write_text("<script>alert(1)</script>")
     flags = [f"--workdir={pretrained[0]}", "--mode=detect", f"--input={tmp_path / 'in.txt'}"]
-    assert run(monkeypatch, capfd, *flags, f"--output={tmp_path / 'page.html'}")[0] == 0
+    assert run(*flags, f"--output={tmp_path / 'page.html'}")[0] == 0
     assert "script" not in re.findall(r"<(\w+)", (tmp_path / "page.html").read_text())
 
 
@@ -240,7 +232,7 @@ def test_a_line_on_a_terminal_has_all_its_words(probability):
 
 
 @pytest.mark.parametrize("target", ["classification", "multilabel", "regression"])
-def test_tables(store, monkeypatch, capfd, tmp_path, target):
+def test_tables(store, run, tmp_path, target):
     """From a file and from a stream, with the columns and labels of the run."""
     options = {"value_range": (2.0, 6.0)} if target == "regression" else {"labels": ("dry", "wet")}
     _, objective, params = finetuned(
@@ -251,8 +243,8 @@ def test_tables(store, monkeypatch, capfd, tmp_path, target):
     (tmp_path / "new.csv").write_text("title,body\n" + table)
     flags = [f"--workdir={tmp_path / 'run'}"]
     output = tmp_path / "answers.json"
-    arguments = (f"--input={tmp_path / 'new.csv'}", f"--output={output}")
-    assert run(monkeypatch, capfd, *flags, *arguments) == (0, "", "")
+    new = f"--input={tmp_path / 'new.csv'}"
+    assert run(*flags, new, f"--output={output}") == (0, "", "")
     answers = json.loads(output.read_text())
     batch = jax.tree.map(jnp.asarray, encode_texts(store.tokenizer, pairs, 48))
     logits = np.asarray(objective.outputs(params, batch)["logits"], np.float64)
@@ -261,13 +253,13 @@ def test_tables(store, monkeypatch, capfd, tmp_path, target):
         expected = 2.0 + 4.0 * logits
         np.testing.assert_allclose([answer["label"] for answer in answers], expected, rtol=1e-5)
     else:
-        squash = special.softmax if target == "classification" else special.expit
-        arguments = {"axis": -1} if target == "classification" else {}
+        is_one = target == "classification"
+        expected = special.softmax(logits, axis=-1) if is_one else special.expit(logits)
         found = [list(answer["probabilities"].values()) for answer in answers]
-        np.testing.assert_allclose(found, squash(logits, **arguments), atol=1e-5)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
         assert list(answers[0]["probabilities"]) == ["dry", "wet"]
-    streamed = "".join(json.dumps({"title": a, "body": b, "id": "k"}) + "\n" for a, b in pairs[:2])
-    _, out, _ = run(monkeypatch, capfd, *flags, stdin=streamed + '{"title": "no body"}\n[]\nx\n')
+    streamed = stream(*({"title": a, "body": b, "id": "k"} for a, b in pairs[:2]))
+    _, out, _ = run(*flags, stdin=streamed + '{"title": "no body"}\n[]\nx\n')
     *first, missing, array, not_json = answered(out)
     assert [answer.pop("id") for answer in first] == ["k", "k"]
     for answer, same in zip(first, answers, strict=False):
@@ -277,35 +269,30 @@ def test_tables(store, monkeypatch, capfd, tmp_path, target):
     assert not_json["error"].startswith("line 5: not JSON")
 
 
-def test_glue(store, monkeypatch, capfd, tmp_path):
+def test_glue(store, run, tmp_path):
     finetuned(tmp_path / "run", store, "glue", name="rte", source="gone")
     (tmp_path / "test.tsv").write_text('index\tsentence1\tsentence2\n8\tIt "rains\tIt is wet\n')
     flags = [f"--workdir={tmp_path / 'run'}", f"--input={tmp_path / 'test.tsv'}"]
-    (answer,) = answered(run(monkeypatch, capfd, *flags)[1])
+    (answer,) = answered(run(*flags)[1])
     assert answer["id"] == "8"
     assert answer["probabilities"].keys() == {"entailment", "not_entailment"}
     assert sum(answer["probabilities"].values()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("unanswerable", [False, True])
-def test_questions(store, monkeypatch, capfd, tmp_path, unanswerable):
+def test_questions(store, run, tmp_path, unanswerable):
     finetuned(tmp_path / "run", store, "squad", name="qa", unanswerable=unanswerable, doc_stride=8)
     contexts = ["  Rain\u0301 fell \U0001f327 in the city.\n" * 4, "The sun shines. " * 9]
     question = "What fell?"
-    entries = [
-        {"context": context, "qas": [{"id": key, "question": question}]}
-        for key, context in zip("ab", contexts, strict=True)
-    ]
+    keyed = [*zip("ab", contexts, strict=True)]
+    entries = [{"context": x, "qas": [{"id": key, "question": question}]} for key, x in keyed]
     (tmp_path / "new.json").write_text(json.dumps({"data": [{"paragraphs": entries}]}))
     flags = [f"--workdir={tmp_path / 'run'}"]
-    found = answered(run(monkeypatch, capfd, *flags, f"--input={tmp_path / 'new.json'}")[1])
-    lines = [
-        {"id": i, "question": question, "context": c} for i, c in zip("ab", contexts, strict=True)
-    ]
-    stream = "".join(json.dumps(line) + "\n" for line in lines)
-    streamed = answered(run(monkeypatch, capfd, *flags, stdin=stream)[1])
+    found = answered(run(*flags, f"--input={tmp_path / 'new.json'}")[1])
+    lines = stream(*({"id": key, "question": question, "context": x} for key, x in keyed))
+    streamed = answered(run(*flags, stdin=lines)[1])
     for answers in (found, streamed):
-        for key, text, answer in zip("ab", contexts, answers, strict=True):
+        for (key, text), answer in zip(keyed, answers, strict=True):
             assert answer["id"] == key
             assert len(answer["n_best"]) > 1
             for span in answer["n_best"]:
@@ -319,7 +306,7 @@ def test_questions(store, monkeypatch, capfd, tmp_path, unanswerable):
 
 
 @pytest.mark.parametrize("scheme", ["BIO", "plain"])
-def test_tags(store, monkeypatch, capfd, tmp_path, scheme):
+def test_tags(store, run, tmp_path, scheme):
     labels = ("-LRB-", "N", "O") if scheme == "plain" else ("O", "B-X", "I-X", "E-X", "S-X")
     task, objective, params = finetuned(
         tmp_path / "run", store, "tagging", name="tags", scheme=scheme, labels=labels
@@ -330,13 +317,11 @@ def test_tags(store, monkeypatch, capfd, tmp_path, scheme):
     (tmp_path / "columns.txt").write_text(columns)
     (tmp_path / "sentences.txt").write_text("\n".join(map(" ".join, sentences)))
     flags = [f"--workdir={tmp_path / 'run'}"]
-    arguments = (
-        [f"--input={tmp_path / 'columns.txt'}"],
-        [f"--input={tmp_path / 'sentences.txt'}", "--sentences"],
-    )
-    by_column, by_line = (answered(run(monkeypatch, capfd, *flags, *x)[1]) for x in arguments)
-    stream = json.dumps({"words": sentences[0]}) + "\n" + json.dumps({"text": "EU rejects \x00"})
-    streamed = answered(run(monkeypatch, capfd, *flags, stdin=stream)[1])
+    inputs = [f"--input={tmp_path / name}.txt" for name in ("columns", "sentences")]
+    by_column = answered(run(*flags, inputs[0])[1])
+    by_line = answered(run(*flags, inputs[1], "--sentences")[1])
+    lines = stream({"words": sentences[0]}, {"text": "EU rejects \x00"})
+    streamed = answered(run(*flags, stdin=lines)[1])
     assert [answer["words"] for answer in by_column] == sentences
     assert [answer["tags"] for answer in by_column] == [answer["tags"] for answer in by_line]
     assert [answer["tags"] for answer in streamed] == [by_column[0]["tags"]] * 2
@@ -348,47 +333,36 @@ def test_tags(store, monkeypatch, capfd, tmp_path, scheme):
     np.testing.assert_allclose(by_column[0]["probabilities"], expected, atol=1e-5)
 
 
-def test_mistakes_are_one_line(pretrained, store, monkeypatch, capfd, tmp_path):
-    path = pretrained[0]
-    finetuned(tmp_path / "tuned", store, "glue", name="rte", source="gone")
-    (tmp_path / "trials" / "trial_0").mkdir(parents=True)
-    (tmp_path / "new.csv").write_text("a,b\n1,2\n")
-    texts = tmp_path / "texts.jsonl"
-    texts.write_text('{"text": "a"}\n')
-    (path / "metrics.jsonl").touch()
-    new = f"--input={tmp_path / 'new.csv'}"
-    for flags, message in (
-        ([], "--workdir is missing"),
-        (["--workdir=nowhere"], "nowhere/config.json not found: nowhere is not the directory"),
-        ([f"--workdir={tmp_path / 'trials'}"], f"give one: {tmp_path / 'trials' / 'trial_0'}"),
-        ([f"--workdir={path}"], "--mode is missing; allowed for .*: detect, fill, embed"),
-        ([f"--workdir={path}", "--mode=fil"], "--mode is 'fil'; allowed"),
-        ([f"--workdir={path}", "--mode=embed", "--replace"], "--replace is for --mode=detect only"),
-        (
-            [f"--workdir={path}", "--mode=embed", "--sentences"],
-            "--sentences is for fine-tuned",
-        ),
-        ([f"--workdir={path}", "--mode=embed", "--output=x.npy"], "--output is given without"),
-        ([f"--workdir={path}", "--mode=embed", new, "--output=x.pt"], "that end in .npy, .jsonl"),
-        ([f"--workdir={path}", "--mode=embed", new], "no column 'text'; found a, b"),
-        ([f"--workdir={path}", "--mode=embed", "--input=gone"], "gone: cannot be read: No such"),
-        (
-            [f"--workdir={path}", "--mode=embed", new, "--step=2"],
-            "no checkpoint of step 2; there are 3",
-        ),
-        ([f"--workdir={tmp_path / 'tuned'}", "--mode=fill"], "is fine-tuned and does what it was"),
-        ([f"--workdir={tmp_path / 'tuned'}", new], "line 2: there is no column 'sentence1'"),
-        ([f"--workdir={path}", "--mode=embed", "--poling=cls"], "did you mean pooling?"),
-        ([f"--workdir={path}", "--mode=embed", "--input="], "--input is empty; give a file"),
-        *(
-            (
-                [f"--workdir={path}", "--mode=fill", f"--input={texts}", f"--output={output}"],
-                "which is the input or a file of the run itself",
-            )
-            for output in (texts, path / "metrics.jsonl")
-        ),
-    ):
-        code, out, err = run(monkeypatch, capfd, *flags)
+def test_mistakes_are_one_line(pretrained, store, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    finetuned(Path("tuned"), store, "glue", name="rte", source="gone")
+    Path("trials", "trial_0").mkdir(parents=True)
+    Path("new.csv").write_text("a,b\n1,2\n")
+    Path("texts.jsonl").write_text('{"text": "a"}\n')
+    (pretrained[0] / "metrics.jsonl").touch()
+    pre = f"--workdir={pretrained[0]}"
+    embed, fill = f"{pre} --mode=embed", f"{pre} --mode=fill --input=texts.jsonl"
+    for flags, message in {
+        "": "--workdir is missing",
+        "--workdir=nowhere": "nowhere/config.json not found: nowhere is not the directory",
+        "--workdir=trials": "give one: trials/trial_0",
+        pre: "--mode is missing; allowed for .*: detect, fill, embed",
+        f"{pre} --mode=fil": "--mode is 'fil'; allowed",
+        f"{embed} --replace": "--replace is for --mode=detect only",
+        f"{embed} --sentences": "--sentences is for fine-tuned",
+        f"{embed} --output=x.npy": "--output is given without",
+        f"{embed} --input=new.csv --output=x.pt": "that end in .npy, .jsonl",
+        f"{embed} --input=new.csv": "no column 'text'; found a, b",
+        f"{embed} --input=gone": "gone: cannot be read: No such",
+        f"{embed} --input=new.csv --step=2": "no checkpoint of step 2; there are 3",
+        "--workdir=tuned --mode=fill": "is fine-tuned and does what it was",
+        "--workdir=tuned --input=new.csv": "line 2: there is no column 'sentence1'",
+        f"{embed} --poling=cls": "did you mean pooling?",
+        f"{embed} --input=": "--input is empty; give a file",
+        f"{fill} --output=texts.jsonl": "which is the input or a file of the run itself",
+        f"{fill} --output={pretrained[0]}/metrics.jsonl": "the input or a file of the run itself",
+    }.items():
+        code, out, err = run(*flags.split())
         assert (code, out) == (2, ""), flags
         assert err.startswith("error: ") and err.count("\n") == 1, flags
         assert re.search(message, err), (flags, err)

@@ -7,6 +7,7 @@ place of a step, `evaluation` and `save` stand for the middle of the first of th
 in its group get them. It does not kill itself before there is a checkpoint.
 """
 
+import collections
 import hashlib
 import os
 import signal
@@ -25,6 +26,7 @@ from electra_jax import cli, main
 from electra_jax.data import loader
 from electra_jax.jobs import pretraining
 from electra_jax.monitoring.writer import read_metrics
+from electra_jax.run.workdir import steps_in
 from electra_jax.training.checkpoint import Checkpoints
 
 RECIPE = """
@@ -48,17 +50,17 @@ FILES = ("checkpoints", "config.json", "facts.json", "metrics.jsonl", "report.ht
 FILES += ("samples.json", "tensorboard", "tokenizer")
 
 
-def make(directory: Path) -> None:
-    """Write `corpus.txt` and `recipe.py`; runs are started in `directory`."""
+def make(directory: Path) -> Path:
+    """Write `corpus.txt` and `recipe.py`; runs are started in `directory`, which is returned."""
     text = "\n\n".join("\n".join(document) for document in stdlib_documents())
     (directory / "corpus.txt").write_text(text)
     (directory / "recipe.py").write_text(RECIPE)
+    return directory
 
 
 def make_and_run(directory: Path) -> Path:
     """`make`, and a run of 20 steps without interruption in `straight`; returns `directory`."""
-    make(directory)
-    result = run(directory, "straight")
+    result = run(make(directory), "straight")
     assert result.returncode == 0, result.stderr
     return directory
 
@@ -71,24 +73,26 @@ def snapshot(directory: Path) -> dict[str, str]:
     }
 
 
+def environment(place: Path, devices: int = 1) -> dict[str, str]:
+    """That of a run in a process of its own, in `place`."""
+    return os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "JAX_COMPILATION_CACHE_DIR": str(place.parent / "compiled"),  # for all modules
+        "PYTHONPATH": str(Path(cli.__file__).parents[1]),
+    }
+
+
 def start(
-    place: Path, workdir: str, *flags: str, signals: str = "", devices: int = 1, **options
+    place: Path, workdir: str, *flags: str, signals: str = "", devices: int = 1
 ) -> subprocess.Popen:
     """A run in a process of its own; batches are recorded in `WORKDIR.batches`."""
+    own = sys.executable, __file__, f"{workdir}.batches", signals, workdir
     return subprocess.Popen(
-        [
-            *(sys.executable, __file__, f"{workdir}.batches", signals, workdir),
-            *("--config=recipe.py", *flags),
-        ],
+        [*own, "--config=recipe.py", *flags],
         cwd=place,
-        env=os.environ
-        | {
-            "JAX_PLATFORMS": "cpu",
-            "JAX_NUM_CPU_DEVICES": str(devices),
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-            "JAX_COMPILATION_CACHE_DIR": str(place.parent / "compiled"),  # for all modules
-            "PYTHONPATH": str(Path(cli.__file__).parents[1]),
-        },
+        env=environment(place, devices),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -115,10 +119,9 @@ def run_here(monkeypatch, place: Path, workdir: Path | str, *flags: str) -> int:
 
 def arrays(workdir: Path, step: int) -> dict[str, np.ndarray]:
     """The arrays of a checkpoint, read without regard to the run that made them."""
+    path = workdir / "checkpoints" / str(step) / "state"
     with ocp.StandardCheckpointer() as checkpointer:
-        return flat(
-            checkpointer.restore((workdir / "checkpoints" / str(step) / "state").absolute())
-        )
+        return flat(checkpointer.restore(path.absolute()))
 
 
 def lines(workdir: Path) -> list[dict]:
@@ -128,6 +131,20 @@ def lines(workdir: Path) -> list[dict]:
         {name: value for name, value in row.items() if name not in speed}
         for row in read_metrics(workdir)
     ]
+
+
+def newest(workdir: Path) -> int:
+    """The step of the newest checkpoint, or 0."""
+    return max(steps_in(workdir / "checkpoints"), default=0)
+
+
+def batches(workdir: Path) -> dict[int, set[str]]:
+    """By step, the hashes of all batches that the run was ever given."""
+    found = collections.defaultdict(set)
+    for line in workdir.with_name(f"{workdir.name}.batches").read_text().splitlines():
+        step, content = line.split()
+        found[int(step)].add(content)
+    return found
 
 
 def assert_same_run(found: Path, expected: Path, step: int, network: str = "discriminator") -> None:
@@ -145,9 +162,7 @@ def recorded(
 ) -> Iterator[dict]:
     for step, batch in enumerate(batches, start_step + 1):
         if name := signals.get(str(step)):
-            while name == "SIGKILL" and not any(
-                path.name.isdigit() for path in (workdir / "checkpoints").iterdir()
-            ):
+            while name == "SIGKILL" and not newest(workdir):
                 time.sleep(0.05)
             send(name, workdir)
         content = b"".join(batch[name].tobytes() for name in sorted(batch))
@@ -180,16 +195,10 @@ if __name__ == "__main__":
     record, signals, workdir, *flags = sys.argv[1:]
     sys.argv[1:] = [f"--workdir={workdir}", *flags]
     at = dict(pair.split(":") for pair in signals.split(",") if pair)
-    train_batches = loader.train_batches
-    loader.train_batches = lambda rows, start_step, *args, **kwargs: recorded(
-        Path(record),
-        at,
-        Path(workdir),
-        start_step,
-        train_batches(rows, start_step, *args, **kwargs),
+    run_path, train_batches = Path(workdir), loader.train_batches
+    loader.train_batches = lambda rows, start, *args, **kwargs: recorded(
+        Path(record), at, run_path, start, train_batches(rows, start, *args, **kwargs)
     )
-    pretraining.add_up = sent_after_the_first(
-        pretraining.add_up, at.get("evaluation"), Path(workdir)
-    )
-    Checkpoints.save = sent_after_the_first(Checkpoints.save, at.get("save"), Path(workdir))
+    pretraining.add_up = sent_after_the_first(pretraining.add_up, at.get("evaluation"), run_path)
+    Checkpoints.save = sent_after_the_first(Checkpoints.save, at.get("save"), run_path)
     cli.run(main.main)

@@ -14,12 +14,9 @@ SETTINGS = {"pretrain": settings, "finetune": finetuning.settings}  # by config.
 
 
 def load_config(workdir: Path) -> ConfigDict:
-    """The configuration of the run in `workdir`.
+    """The configuration of the run in `workdir`; UserError where there is none to be read.
 
     Settings that are newer than the run have their default; those that are no more are passed over.
-
-    Raises:
-      UserError: there is no run, or its configuration cannot be read.
     """
     path = config_file(workdir)
     task = read_json(path).get("task")

@@ -9,15 +9,12 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from electra_jax.config import get_config
 from electra_jax.data import tokenizers
 from electra_jax.errors import UserError
 from electra_jax.finetune.config import make_objective, make_task
 from electra_jax.finetune.evaluation import Predictor
 from electra_jax.inference.request import Answer, Model, Request
 from electra_jax.run.workdir import chosen_step
-from electra_jax.sharding.mesh import everywhere, make_mesh
-from electra_jax.training.checkpoint import restore_params
 from electra_jax.training.prediction import make_predict
 
 
@@ -26,29 +23,23 @@ class FineTuned(Model):
 
     It predicts with the checkpoint that the request names, or else with the one that the run's own
     predictions are from.
-
-    Raises:
-      UserError: there is no such checkpoint, or it is damaged.
     """
 
     flags = ("sentences",)
 
     def __init__(self, config: ConfigDict, request: Request):
-        workdir = request.workdir
         self.task = make_task(config, log=lambda line: None)  # of files that are not needed
         self.by_line = request.sentences
         if self.by_line and not self.task.can_read_lines:
             raise UserError("--sentences is for runs that tag words only")
-        step = chosen_step(workdir) if request.step is None else request.step
-        _, params = restore_params(workdir / "checkpoints", step)
-        mesh = make_mesh(get_config().parallel)  # the devices here, not those of the training
-        self._params = everywhere(mesh, params)
-        self._predictor = Predictor(
+        workdir = request.workdir
+        super().__init__(workdir, chosen_step(workdir) if request.step is None else request.step)
+        self.predictor = Predictor(
             task=self.task,
             tokenizer=tokenizers.load(workdir / "tokenizer"),
-            predict=make_predict(mesh, make_objective(config, self.task).outputs),
+            predict=make_predict(self.mesh, make_objective(config, self.task).outputs),
             max_length=config.data.max_length,
-            batch_size=-(request.batch_size // -mesh.size) * mesh.size,
+            batch_size=self.batch_size,
         )
 
     def read(self, path: str) -> list[Any]:
@@ -61,6 +52,6 @@ class FineTuned(Model):
 
     def respond(self, examples: Sequence[Any]) -> list[Answer]:
         """See `Task.answer`."""
-        features = self._predictor.features(examples)
-        predictions = self._predictor(self._params, examples, features)
+        features = self.predictor.features(examples)
+        predictions = self.predictor(self.params, examples, features)
         return [self.task.answer(prediction) for prediction in predictions]

@@ -1,6 +1,6 @@
 """What the networks of a pre-training run make of a text, token by token.
 
-Pure functions of parameters and a batch, to be compiled by `parallel.make_predict`. The report's
+Pure functions of parameters and a batch, to be compiled by `prediction.make_predict`. The report's
 gallery, the samples for TensorBoard and `electra_jax.predict` show what comes out of them.
 """
 
@@ -27,13 +27,10 @@ def corrupted(
     Masks and samples are those of the evaluation: they depend on the seed of the run, on the row's
     number and on its tokens.
 
-    Args:
-      top_k: proposals of the generator for each position, K.
-
     Returns:
       `shown_ids`, what the discriminator reads, its `logits`, and `loss_mask`, all
       [B, L]; `positions` [B, P] that the generator was asked about and their `weights`, 0 for slots
-      not in use; `proposals` [B, P, K], the best first, and their `probabilities`.
+      not in use; `proposals` [B, P, top_k], the best first, and their `probabilities`.
     """
     model = objective.bind(params)
     inputs = evaluation_inputs(objective, batch, seed)
@@ -67,18 +64,16 @@ def filled(objective: MaskedLanguageModel, top_k: int, params: Params, batch: Ba
 
 
 def embedded(objective: MaskedLanguageModel, pooling: str, params: Params, batch: Batch) -> Outputs:
-    """`sums` of states [B, H] and how many there are, `weights` [B].
+    """`sums` of states [B, H] of the network that is kept, and how many there are, `weights` [B].
 
-    Of the network that is kept. The states are those of all tokens of a row, or of [CLS] alone.
+    The states are those of all tokens of a row, or of [CLS] alone.
     """
-    model = objective.bind(params)
+    model, ids = objective.bind(params), batch["input_ids"]
     if objective.model.discriminator:
-        states = model.discriminator_states(batch["input_ids"], context(batch), None)
+        states = model.discriminator_states(ids, context(batch), None)
     else:
-        everywhere = jnp.broadcast_to(
-            jnp.arange(batch["input_ids"].shape[1]), batch["input_ids"].shape
-        )
-        states = model.generator_states(batch["input_ids"], context(batch), everywhere, None)
+        everywhere = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+        states = model.generator_states(ids, context(batch), everywhere, None)
     is_counted = (batch["segment_ids"] > 0).at[:, 1:].min(pooling == "mean")
     weights = is_counted.astype(jnp.float32)
     sums = jnp.einsum("blh,bl->bh", states.astype(jnp.float32), weights)
@@ -88,5 +83,5 @@ def embedded(objective: MaskedLanguageModel, pooling: str, params: Params, batch
 def best(logits: Float[Array, "B P Vpad"], top_k: int) -> Outputs:
     """The `top_k` most probable tokens, the best first, and their probabilities."""
     found, ids = jax.lax.top_k(logits, top_k)
-    normaliser = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    return {"proposals": ids, "probabilities": jnp.exp(found - normaliser)}
+    normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    return {"proposals": ids, "probabilities": jnp.exp(found - normalizer)}

@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from electra_jax.config import get_config
 from electra_jax.errors import UserError
 from electra_jax.run.workdir import RUN_FILES
+from electra_jax.sharding.mesh import everywhere, make_mesh
+from electra_jax.training.checkpoint import restore_params
+
+BATCH_SIZE = 32  # rows that the networks see at once, rounded up to a multiple of the devices
 
 Answer = dict[str, Any]  # fit for JSON
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """The flags of `electra_jax.predict`, by name.
-
-    Attributes:
-      given: the names of those that were given.
-      batch_size: rows that the networks see at once.
-    """
+    """The flags of `electra_jax.predict`, and the names of those that were given."""
 
     workdir: Path
     input: str
@@ -31,11 +31,12 @@ class Request:
     top_k: int
     pooling: str
     given: frozenset[str]
-    batch_size: int = 32
 
 
 class Model(ABC):
-    """A run that answers.
+    """A run that answers with its networks at a step; None: at the newest that was saved.
+
+    Raises UserError where there is no such checkpoint, or it is damaged.
 
     Attributes:
       endings: of the files that answers can be written to.
@@ -44,6 +45,12 @@ class Model(ABC):
 
     endings: tuple[str, ...] = (".jsonl", ".json")
     flags: tuple[str, ...] = ()
+
+    def __init__(self, workdir: Path, step: int | None):
+        _, params = restore_params(workdir / "checkpoints", step)
+        self.mesh = make_mesh(get_config().parallel)  # the devices here, not those of the training
+        self.params = everywhere(self.mesh, params)
+        self.batch_size = -(BATCH_SIZE // -self.mesh.size) * self.mesh.size
 
     @abstractmethod
     def read(self, path: str) -> Any:
@@ -63,13 +70,9 @@ class Model(ABC):
 
 
 def check(request: Request, model: type[Model], others: Mapping[str, type[Model]]) -> None:
-    """Checks the flags against each other and against the model that is to answer.
+    """Raises UserError where flags do not fit each other, or the model that is to answer.
 
-    Args:
-      others: all models there are, by what messages call them.
-
-    Raises:
-      UserError: flags do not fit; names them.
+    `others` are all models there are, by what messages call them.
     """
     for name in sorted({flag for other in others.values() for flag in other.flags}):
         if name in request.given and name not in model.flags:

@@ -20,11 +20,7 @@ from electra_jax.reporting.page import texts_page
 
 
 def serve(request: Request) -> None:
-    """Answers a file, or standard input line by line.
-
-    Raises:
-      UserError: the request does not fit the run, or cannot be met.
-    """
+    """Answers a file, or standard input line by line; UserError where the run cannot do that."""
     config = load_config(request.workdir)
     kind = model_of(config.task, request)
     by_mode = {f"--mode={mode}": other for mode, other in MODES.items()}
@@ -41,11 +37,7 @@ def serve(request: Request) -> None:
 
 
 def model_of(task: str, request: Request) -> type[Model]:
-    """The model by which a run of this `config.task` answers.
-
-    Raises:
-      UserError: the mode that is asked for is not among them.
-    """
+    """The model by which a run of this `config.task` answers; UserError for a mode it lacks."""
     names = ", ".join(MODES)
     if task == "finetune":
         if request.mode:
@@ -67,7 +59,7 @@ def answer_lines(model: Model, lines: Iterable[bytes]) -> None:
     for number, line in enumerate(lines):
         where = f"line {number + 1}"
         try:
-            answer = model.respond([model.example(number, parse_object(line, where), where)])[0]
+            (answer,) = model.respond([model.example(number, parse_object(line, where), where)])
         except UserError as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), flush=True)

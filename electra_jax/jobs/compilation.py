@@ -6,12 +6,10 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from electra_jax.checks import validate
+from electra_jax.checks import objective_for, validate
 from electra_jax.data import tokenizers
-from electra_jax.data.tokenizers.base import Tokenizer
-from electra_jax.data.tokenizers.wordpiece import WordPiece
+from electra_jax.data.tokenizers.base import SETTINGS
 from electra_jax.modeling.flops import peak_flops
-from electra_jax.objectives import make_objective
 from electra_jax.objectives.base import Batch
 from electra_jax.sharding.collectives import collectives
 from electra_jax.sharding.mesh import make_mesh
@@ -28,26 +26,20 @@ from electra_jax.training.program import Program, program_of
 
 
 def examine(config: ConfigDict, topology: str | None, num_slices: int = 1) -> dict:
-    """What is known of the training step of `config` once it is compiled for `topology`.
+    """What is known of the training step of `config` once it is compiled for `topology`, as JSON.
 
-    Returns:
-      `topology`, `chips`, `devices`, `mesh`, `parameters`, `flops_per_device` (of matrix products
-      in one step), `bytes_available`, `bytes_needed`, `fits`, `compile_seconds`. When the compiler
-      gave up, `bytes_needed` is what it names, which can leave out some of it, and the following
-      are missing: `bytes` (by kind, of one device), `collectives` (by kind, `count` and `bytes` of
-      one device and step), `seconds_bound` and `mfu_bound`.
-
-    Raises:
-      UserError: libtpu is missing, or `topology` or `config` make no sense.
+    `flops_per_device` counts the matrix products of one step. Where the compiler gave up,
+    `bytes_needed` is what it names, which can leave out some of it, and the following are missing:
+    `bytes` (by kind, of one device), `collectives` (by kind, `count` and `bytes` of one device and
+    step), `seconds_bound` and `mfu_bound`. Raises UserError where libtpu is missing, or `topology`
+    or `config` make no sense.
     """
     chip, devices = find_devices(topology, num_slices)
     config = config.copy_and_resolve_references()
     if config.model.dtype == "auto":
         config.model.dtype = "bfloat16"  # what it means on a TPU
     validate(config, len(devices))
-    tokenizer = find_tokenizer(config.data)
-    counts = np.ones(tokenizer.vocab_size, np.int64)  # of what, does not matter here
-    objective = make_objective(config, tokenizer, counts)
+    objective = objective_for(config, vocab_size(config.data))
     mesh = make_mesh(config.parallel, devices)
     optimizer = OptimizerConfig(num_steps=config.num_train_steps, **config.optimizer)
     program = program_of(config, mesh, objective, optimizer)
@@ -80,18 +72,11 @@ def examine(config: ConfigDict, topology: str | None, num_slices: int = 1) -> di
     }
 
 
-def find_tokenizer(data: ConfigDict) -> Tokenizer:
-    """The given vocabulary, or one of as many made-up words as a trained one would aim at."""
-    settings = {
-        "special_tokens": data.special_tokens,
-        "lower_case": data.lower_case,
-        "strip_accents": data.strip_accents,
-        "max_word_chars": data.max_word_chars,
-    }
-    if data.vocab:
-        return tokenizers.from_file(data.vocab, **settings)
-    words = (f"word {i}" for i in range(data.vocab_size - len(data.special_tokens)))
-    return WordPiece([*data.special_tokens, *words], **settings)
+def vocab_size(data: ConfigDict) -> int:
+    """That of the given vocabulary, or what a trained one aims at."""
+    if not data.vocab:
+        return data.vocab_size
+    return tokenizers.from_file(data.vocab, **{name: data[name] for name in SETTINGS}).vocab_size
 
 
 def abstract_batch(program: Program, config: ConfigDict) -> Batch:

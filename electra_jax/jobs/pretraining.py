@@ -1,7 +1,6 @@
 """Pre-training: text in, and an objective on two networks, as a job for the loop."""
 
 import collections
-import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from ml_collections import ConfigDict
 from electra_jax.checks import objective_for, validate
 from electra_jax.config import settings
 from electra_jax.data import layout, loader, sources
+from electra_jax.data.features import FeatureRows
 from electra_jax.data.layout import Rows
 from electra_jax.data.preparation import prepare
 from electra_jax.data.tokenizers.base import Tokenizer
@@ -24,16 +24,17 @@ from electra_jax.monitoring import health
 from electra_jax.monitoring.display import log_line
 from electra_jax.monitoring.window import add_up
 from electra_jax.objectives import Objective, make_objective, metrics
+from electra_jax.objectives.base import Batch
 from electra_jax.objectives.electra import ReplacedTokenDetection
 from electra_jax.reporting.gallery import Token, shaded
 from electra_jax.run import processes
 from electra_jax.run.interruption import Interruption
-from electra_jax.run.workdir import check, has_checkpoint
+from electra_jax.run.workdir import check, steps_in
 from electra_jax.sharding.mesh import make_mesh
 from electra_jax.training import loop
-from electra_jax.training.job import Data, Evaluator, Facts, Job, describe_step
+from electra_jax.training.job import Data, Evaluator, Facts, IsStopped, Job, describe_step
 from electra_jax.training.optimizer import OptimizerConfig
-from electra_jax.training.prediction import make_predict
+from electra_jax.training.prediction import make_predict, predict_rows
 from electra_jax.training.program import Program, program_of
 from electra_jax.training.step import TrainState
 
@@ -46,45 +47,28 @@ SHOWN_PROPOSALS = 5
 def pretrain(config: ConfigDict, workdir: Path) -> TrainState:
     """Pre-train by `config`, from the newest checkpoint in `workdir` if there is one.
 
-    Returns:
-      The final state.
-
-    Raises:
-      UserError: the configuration, the data or what `workdir` holds does not fit. In this case
-        nothing has been written there.
-      FloatingPointError, Stopped, OSError: as `train.run`.
+    Returns the final state, and raises as `loop.run`. UserError says that the configuration, the
+    data or what `workdir` holds does not fit; then nothing has been written there.
     """
     validate(config, jax.device_count())
     check_workdir(config, workdir)
     with Interruption() as interruption:
-        is_new = not has_checkpoint(workdir)
+        is_new = not steps_in(workdir / "checkpoints")
         return loop.run(config, workdir, make_job(config, is_new, log_line), interruption)
 
 
 def make_job(config: ConfigDict, is_new: bool, log: Log) -> Job:
-    """Prepares the data, and says what to do with them.
+    """Prepares the data, and says what to do with them; UserError where that does not fit.
 
-    Args:
-      is_new: whether training begins; if it goes on, no weights to start from are read.
-
-    Raises:
-      UserError: the data do not fit the configuration, or cannot be read.
+    Only where training begins, `is_new`, are weights to start from read.
     """
     length, batch_size = config.data.sequence_length, config.batch_size
     store = processes.main_first(lambda: prepare(config.data, log))
     processes.check_equal(store.hash, "the token store")
     weights = sources.weights(sources.parse(config.data.source))
-    rows, held_out = (
-        layout.rows(
-            store,
-            split,
-            length,
-            config.data.layout,
-            seed=config.seed,
-            by_source=split == "train" and weights is not None,
-        )
-        for split in ("train", "held_out")
-    )
+    shape = {"length": length, "layout": config.data.layout, "seed": config.seed}
+    rows = layout.rows(store, "train", **shape, by_source=weights is not None)
+    held_out = layout.rows(store, "held_out", **shape)
     if len(rows) < batch_size:
         raise UserError(
             f"config.batch_size is {batch_size}, but config.data.source gives only "
@@ -92,26 +76,14 @@ def make_job(config: ConfigDict, is_new: bool, log: Log) -> Job:
         )
     if sentence := health.padding(1 - rows.real_tokens / (len(rows) * length), length):
         log(f"warning: {sentence}")
-    warn_of_long_words(config, store.manifest["splits"]["train"], log)
+    splits = store.manifest["splits"]
+    warn_of_long_words(config, splits["train"], log)
     is_unigram = config.generator.kind == "unigram"
     counts = store.token_counts("train") if is_unigram else None
     objective = make_objective(config, store.tokenizer, counts)
-    initial: dict[str, np.ndarray] = {}
-    if is_new and config.init_from:
-        initial |= load_networks(
-            objective,
-            store.tokenizer,
-            log,
-            init_from=config.init_from,
-            init_missing=config.init_missing,
-            init_resize=config.init_resize,
-            seed=config.seed,
-        )
-    if is_new and config.generator.init_from:
-        run = Path(config.generator.init_from)
-        own = generator_weights(run, store.tokenizer, objective.structure())
-        refuse_other_tables(config, initial, own)
-        initial |= own
+    flops_per_token = objective.flops_per_token(length)
+    optimizer = OptimizerConfig(num_steps=config.num_train_steps, **config.optimizer)
+    program = program_of(config, make_mesh(config.parallel), objective, optimizer)
 
     def batches(start: int, share: tuple[int, int]) -> Iterator[dict[str, np.ndarray]]:
         return loader.train_batches(
@@ -127,9 +99,6 @@ def make_job(config: ConfigDict, is_new: bool, log: Log) -> Job:
             prefetch=config.data.prefetch,
         )
 
-    flops_per_token = objective.flops_per_token(length)
-    optimizer = OptimizerConfig(num_steps=config.num_train_steps, **config.optimizer)
-    program = program_of(config, make_mesh(config.parallel), objective, optimizer)
     return Job(
         objective=objective,
         program=program,
@@ -143,8 +112,8 @@ def make_job(config: ConfigDict, is_new: bool, log: Log) -> Job:
             keep_best=config.checkpoint.keep_best,
             show=make_show(config, objective, store.tokenizer, held_out),
         ),
-        initial=initial,
-        facts=describe(config, store.manifest["splits"], rows, held_out, flops_per_token),
+        initial=initial_weights(config, objective, store.tokenizer, log) if is_new else {},
+        facts=describe(config, splits, rows, held_out, flops_per_token),
         flops_per_token=flops_per_token,
         learned_from=health.begin_of(
             config.num_train_steps, config.optimizer.warmup_steps, objective.switch_step
@@ -168,15 +137,28 @@ def fits(before: ConfigDict, now: ConfigDict, step: int) -> bool:
     return was.structure() == becomes.structure() and (len(switches) == 1 or min(switches) > step)
 
 
-def refuse_other_tables(
-    config: ConfigDict, initial: dict[str, np.ndarray], own: dict[str, np.ndarray]
-) -> None:
-    """Raises UserError where what both networks share is not the same in both sources of weights.
+def initial_weights(
+    config: ConfigDict, objective: Objective, tokenizer: Tokenizer, log: Log
+) -> dict[str, np.ndarray]:
+    """Parameters to start with, by path: of `config.init_from`, and the generator's own.
 
-    Args:
-      initial: of `config.init_from`, by path.
-      own: of `config.generator.init_from`; the generator's alone may be others.
+    Raises UserError where they cannot be read or do not fit, or where what both networks share is
+    not the same in both sources.
     """
+    initial: dict[str, np.ndarray] = {}
+    if config.init_from:
+        initial = load_networks(
+            objective,
+            tokenizer,
+            log,
+            init_from=config.init_from,
+            init_missing=config.init_missing,
+            init_resize=config.init_resize,
+            seed=config.seed,
+        )
+    if not config.generator.init_from:
+        return initial
+    own = generator_weights(Path(config.generator.init_from), tokenizer, objective.structure())
     for name in sorted(initial.keys() & own.keys()):
         if not name.startswith("generator/") and not np.array_equal(initial[name], own[name]):
             raise UserError(
@@ -184,6 +166,7 @@ def refuse_other_tables(
                 f"not that of config.init_from = {config.init_from!r}; "
                 "config.generator.sharing = 'none' has room for both"
             )
+    return initial | own
 
 
 def make_show(
@@ -196,20 +179,19 @@ def make_show(
     if not isinstance(objective, ReplacedTokenDetection):
         return lambda params: []
     mesh = make_mesh(config.parallel)
-    outputs = functools.partial(network_outputs.corrupted, objective, config.seed, SHOWN_PROPOSALS)
+    numbers = np.unique(np.linspace(0, len(held_out) - 1, SHOWN_ROWS).astype(np.int32))
+    rows = held_out.batch(numbers) | {"number": numbers}
+    batch_size = -(len(numbers) // -mesh.size) * mesh.size  # some for every device
+
+    def outputs(params: Params, batch: Batch) -> network_outputs.Outputs:
+        batch = batch | {"row": batch["number"]}
+        return network_outputs.corrupted(objective, config.seed, SHOWN_PROPOSALS, params, batch)
+
     predict = make_predict(mesh, outputs)
-    rows = np.unique(np.linspace(0, len(held_out) - 1, SHOWN_ROWS).astype(np.int32))
-    split = mesh.shape["data"] * mesh.shape["fsdp"]
-    filled = np.resize(rows, -(len(rows) // -split) * split)  # some for every device
-    batch = held_out.batch(filled) | {"row": filled}
 
     def show(params: Params) -> list[list[Token]]:
-        part, parts = predict.share
-        own = slice(part * len(filled) // parts, (part + 1) * len(filled) // parts)
-        found = jax.device_get(predict(params, {name: x[own] for name, x in batch.items()}))
-        places = [int(np.flatnonzero(found["row"] == row)[0]) for row in rows]
-        found = {name: x[places] for name, x in found.items()}
-        return [text for i in range(len(rows)) for text in shaded(tokenizer, batch, found, i)]
+        found = predict_rows(predict, params, FeatureRows(rows), batch_size)
+        return [text for i in range(len(numbers)) for text in shaded(tokenizer, rows, found, i)]
 
     return show
 
@@ -231,7 +213,7 @@ def evaluate(
     params: Params,
     held_out: Rows,
     batch_size: int,
-    is_stopped: Callable[[], bool] = lambda: False,
+    is_stopped: IsStopped = lambda: False,
 ) -> dict[str, float] | None:
     """Metrics over every held-out row, each once; names start with `eval/`.
 
@@ -239,11 +221,9 @@ def evaluate(
     """
     totals: dict[str, np.ndarray] = {}
     running = collections.deque()
+    part, parts = program.share
     for batch in loader.eval_batches(
-        held_out,
-        batch_size=batch_size,
-        process_index=program.share[0],
-        process_count=program.share[1],
+        held_out, batch_size=batch_size, process_index=part, process_count=parts
     ):
         if is_stopped():
             return None
@@ -256,16 +236,11 @@ def evaluate(
 
 
 def describe(
-    config: ConfigDict,
-    splits: dict[str, dict],
-    rows: Rows,
-    held_out: Rows,
-    flops_per_token: float,
+    config: ConfigDict, splits: dict[str, dict], rows: Rows, held_out: Rows, flops_per_token: float
 ) -> Facts:
     """Facts about the data and a step."""
-    length = config.data.sequence_length
-    filled = rows.real_tokens / (len(rows) * length)
-    epochs = config.num_train_steps * config.batch_size / len(rows)
+    num_tokens = config.batch_size * config.data.sequence_length
+    filled = rows.real_tokens / (len(rows) * config.data.sequence_length)
     return {
         "data": {
             "source": config.data.source,
@@ -274,9 +249,9 @@ def describe(
             "tokens": f"{rows.real_tokens:,}",
             "padding": f"{1 - filled:.2%}",
             "cut off": f"{rows.dropped_tokens / splits['train']['tokens']:.2%}",
-            "epochs": f"{epochs:.2f}",
+            "epochs": f"{config.num_train_steps * config.batch_size / len(rows):.2f}",
             "held-out documents": f"{splits['held_out']['documents']:,}",
             "held-out tokens": f"{held_out.real_tokens:,}",
         },
-        "step": describe_step(config.batch_size * length, flops_per_token),
+        "step": describe_step(num_tokens, flops_per_token),
     }

@@ -25,10 +25,8 @@ class PipeConsole(Console):
 class Display:
     """Lines in a log file or a pipe, without control characters; on a terminal, a status, too.
 
-    Leaving the `with` block leaves the last status where it is, and the cursor below it.
-
-    Args:
-      stream: default: standard output. Of several processes, the first one alone prints.
+    Of several processes, the first one alone prints. Leaving the `with` block leaves the last
+    status where it is, and the cursor below it.
     """
 
     def __init__(self, stream: TextIO | None = None):
@@ -37,10 +35,7 @@ class Display:
         is_terminal = stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
         self.is_live = is_terminal and not is_silent
         self._console = PipeConsole(
-            file=stream,
-            quiet=is_silent,
-            force_terminal=is_terminal,
-            force_interactive=is_terminal,
+            file=stream, quiet=is_silent, force_terminal=is_terminal, force_interactive=is_terminal
         )
         self._live = Live(
             console=self._console,

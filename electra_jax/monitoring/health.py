@@ -19,15 +19,13 @@ Values = dict[str, float]
 class Health:
     """Says each thing once, and again if it has gone and come back.
 
-    Args:
-      objective: says what may be wrong with its networks, and which of its metrics jump.
-      begin: step from which on the networks should have learned something.
+    The objective says what may be wrong with its networks, and which of its metrics jump. From the
+    step `begin` on the networks should have learned something.
     """
 
     def __init__(self, objective: Objective, begin: int):
-        self.objective = objective
+        self.objective, self.begin = objective, begin
         self.jumps = [f"train/{name}" for name, x in objective.metrics.items() if x.jumps]
-        self.begin = begin
         self.windows: collections.deque[tuple[int, Values]] = collections.deque(maxlen=WINDOWS + 1)
         self.evaluations: list[tuple[int, Values]] = []
         self.said: set[str] = set()
@@ -49,8 +47,7 @@ class Health:
 def begin_of(num_steps: int, warmup_steps: int, switch_step: int) -> int:
     """The step from which on networks that learn should have learned something.
 
-    Args:
-      switch_step: with which the discriminator's training begins.
+    The discriminator's training begins with `switch_step`.
     """
     return switch_step + min((num_steps - switch_step) // 3, 5 * max(warmup_steps, 1000))
 

@@ -1,13 +1,12 @@
 """How the values of each parameter are spread, for the histograms of TensorBoard."""
 
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from electra_jax.modeling.params import Params, path_name
@@ -31,27 +30,22 @@ def histograms(params: Params) -> dict[str, Histogram]:
     """
     arrays = {path_name(path): x for path, x in jax.tree.leaves_with_path(params)}
     mesh = next(iter(arrays.values())).sharding.mesh
+    counted = jax.device_get(_counted(arrays, NamedSharding(mesh, PartitionSpec())))
     found = {}
-    for name, counts in jax.device_get(_compiled(mesh)(arrays)).items():
+    for name, parts in counted.items():
         before, layers, after = name.partition("/layers/")
-        if not layers:
-            found[name] = Histogram(*counts)
-            continue
-        for layer, of_layer in enumerate(zip(*counts, strict=True)):
-            found[f"{before}/layers/{layer}/{after}"] = Histogram(*of_layer)
+        if layers:
+            for layer, of_layer in enumerate(zip(*parts, strict=True)):
+                found[f"{before}/layers/{layer}/{after}"] = Histogram(*of_layer)
+        else:
+            found[name] = Histogram(*parts)
     return found
 
 
-@functools.cache
-def _compiled(mesh: Mesh) -> Callable[[dict[str, Array]], dict[str, tuple[Array, ...]]]:
+@functools.partial(jax.jit, static_argnums=1)
+def _counted(arrays: dict[str, Array], everywhere: NamedSharding) -> dict[str, tuple[Array, ...]]:
     def count(x: Float[Array, "..."]) -> tuple[Array, ...]:
-        counts, edges = jnp.histogram(x, BINS)
-        return counts, edges, x.sum(), jnp.square(x).sum()
+        return *jnp.histogram(x, BINS), x.sum(), jnp.square(x).sum()
 
-    def count_all(arrays: dict[str, Array]) -> dict[str, tuple[Array, ...]]:
-        return {
-            name: (jax.vmap(count) if "/layers/" in name else count)(x)
-            for name, x in arrays.items()
-        }
-
-    return jax.jit(count_all, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    found = {x: (jax.vmap(count) if "/layers/" in x else count)(arrays[x]) for x in arrays}
+    return jax.lax.with_sharding_constraint(found, everywhere)

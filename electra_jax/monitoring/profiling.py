@@ -1,12 +1,12 @@
 """Some steps under JAX's profiler, for xprof: `tensorboard --logdir=RUN/tensorboard`."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import jax
-import numpy as np
 
-HostBatch = dict[str, np.ndarray]
+from electra_jax.monitoring.rates import HostBatch
 
 
 def profiled(
@@ -24,17 +24,12 @@ def profiled(
       newest: arrays that the step dispatched last computes, which is waited for.
     """
     first, last = steps or (0, 0)
-    is_on = False
-    try:
+    with contextlib.ExitStack() as profiler:
         for step, batch in enumerate(batches, start + 1):
             if step == first:
                 jax.profiler.start_trace(directory)
-                is_on = True
+                profiler.callback(jax.profiler.stop_trace)
             yield batch
-            if step == last and is_on:
+            if step == last and first > start:
                 jax.block_until_ready(newest())
-                jax.profiler.stop_trace()
-                is_on = False
-    finally:
-        if is_on:
-            jax.profiler.stop_trace()
+                profiler.close()

@@ -26,18 +26,11 @@ METRICS = {  # of every run, whatever it trains
 
 
 class Rates:
-    """Measures the time of a window, without that of compilations, evaluations and saves.
-
-    Args:
-      peak: tokens per second at an MFU of 1, or None where that is not known.
-
-    Attributes:
-      compilations: seconds of each compilation so far, see `compilations`.
-    """
+    """Measures the time of a window, without that of compilations, evaluations and saves."""
 
     def __init__(self, peak: float | None):
-        self.peak = peak
-        self.compilations: list[float] = []
+        self.peak = peak  # tokens per second at an MFU of 1, or None where that is not known
+        self.compilations: list[float] = []  # seconds of each so far, see `compilations`
         self.newest: Sums | None = None  # of the step dispatched last
         self.shapes: set[tuple[int, ...]] = set()  # of batches that steps are compiled for
         self.seconds_per_step: float | None = None  # in the newest window that has a rate
@@ -65,10 +58,9 @@ class Rates:
             started = time.monotonic()
 
     def leave_out(self, sums: Sums, shape: tuple[int, ...]) -> str:
-        """The first step of a shape is waited for: it is compiled, and counts for no rate.
+        """Waits for the first step of a shape, which is compiled and counts for no rate.
 
-        Returns:
-          A line about that, or "" where it was compiled before, as by an earlier trial.
+        Returns a line about that, or "" where it was compiled before, as by an earlier trial.
         """
         jax.block_until_ready(sums)
         seconds = sum(self.compilations)
@@ -82,11 +74,7 @@ class Rates:
         return f"compiled in {seconds:.1f} s for batches of {size} tokens" if seconds else ""
 
     def of_window(self, tokens: float) -> dict[str, float]:
-        """Metrics of the time since `restart`, if a step counts there.
-
-        Args:
-          tokens: of a step.
-        """
+        """Metrics of the time since `restart`, if a step of this many tokens counts there."""
         if not self.num_steps:
             return {}
         seconds = time.monotonic() - self.clock

@@ -12,7 +12,7 @@ Track = Callable[[int, dict[str, float]], None]
 
 @contextlib.contextmanager
 def tracked(config: ConfigDict, workdir: Path) -> Iterator[Track]:
-    """What takes step and metrics; nothing becomes of them without a project.
+    """Yields a function that logs a step's metrics; it does nothing without a project.
 
     A run that goes on does so there, too: its id is kept in `workdir/wandb_id`.
     """

@@ -18,13 +18,11 @@ OWN = ("learning_rate", "grad_norm", "tokens")  # no metrics of an objective: wi
 class Window:
     """Collects the sums of each step, and adds up a window of them at a time.
 
-    Fetching raises FloatingPointError, which names the step, where more steps in a row than may be
-    skipped have a loss or gradient that is not finite.
+    Updates that are not finite are skipped, and `log` is told; where more than `max_skipped` in a
+    row are, fetching raises FloatingPointError, which names the step.
 
     Args:
       loss_terms: weights that make up the total loss.
-      max_skipped: updates in a row that may be skipped because they are not finite.
-      log: is told of those that were.
       saved: what `to_save` has returned before the run was interrupted.
     """
 
@@ -78,20 +76,16 @@ class Window:
 
     def _fetch(self, steps: list[tuple[int, Sums]]) -> None:
         for step, sums in jax.device_get(steps):
-            self.totals = add_up([self.totals, self._counted(step, sums)])
-
-    def _counted(self, step: int, sums: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """`sums` and whether the update was skipped; then they hold little else."""
-        bad = not_finite(sums)
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if bad else 0
-        if not bad:
-            return sums | {"skipped_updates": np.array([0, 1])}
-        if self.skipped_in_a_row > self.max_skipped:
-            after = f" after {self.max_skipped} skipped updates" if self.max_skipped else ""
-            refuse_not_finite(step, sums, after)
-        self.log(f"warning: step {step}: {', '.join(bad)} not finite; update skipped")
-        kept = {name: sums[name] for name in ("learning_rate", "tokens")}
-        return kept | {"skipped_updates": np.array([1, 1])}
+            is_skipped = bool(bad := not_finite(sums))
+            self.skipped_in_a_row = self.skipped_in_a_row + 1 if is_skipped else 0
+            if self.skipped_in_a_row > self.max_skipped:
+                after = f" after {self.max_skipped} skipped updates" if self.max_skipped else ""
+                refuse_not_finite(step, sums, after)
+            if is_skipped:
+                self.log(f"warning: step {step}: {', '.join(bad)} not finite; update skipped")
+                sums = {name: sums[name] for name in ("learning_rate", "tokens")}
+            counted = {"skipped_updates": np.array([is_skipped, 1])}
+            self.totals = add_up([self.totals, sums | counted])
 
 
 def not_finite(values: dict[str, np.ndarray | float]) -> list[str]:

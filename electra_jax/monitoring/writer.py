@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import platform
 import sys
 import time
@@ -24,23 +23,18 @@ class MetricWriter:
     """Appends the metrics of a run to `workdir/metrics.jsonl` and `workdir/tensorboard/`.
 
     A run that resumes from `start_step` logs the later steps again, so what an earlier attempt
-    logged after `start_step` is dropped first. Nothing else in the file changes. One process of a
-    run writes; the others must not create a writer.
-
-    Args:
-      workdir: The run directory; created when missing.
-      start_step: The step that the run starts from: 0, or that of the restored checkpoint.
-      track: Is told step and values, too.
-
-    Raises:
-      UserError: A line of an existing `metrics.jsonl`, other than a cut last one, is not a row.
+    logged after `start_step` is dropped first. Nothing else in the file changes; UserError where
+    one of its lines, other than a cut last one, is not a row. One process of a run writes; the
+    others must not create a writer. `track` is told step and values, too.
     """
 
     def __init__(self, workdir: Path, start_step: int, track: Track = lambda step, values: None):
         self._track = track
         self.workdir, self.path = workdir, workdir / "metrics.jsonl"
         (workdir / "tensorboard").mkdir(parents=True, exist_ok=True)
-        _drop_lines_after(self.path, start_step)
+        rows = [line + b"\n" for line, row in _whole_lines(self.path) if row["step"] <= start_step]
+        if self.path.exists() and self.path.read_bytes() != b"".join(rows):
+            write_bytes(self.path, b"".join(rows))
         self._jsonl = self.path.open("ab")
         # Event files are named after the second they are opened in; without the step, a run that
         # fails at once and resumes would overwrite its own events. They are written here and not
@@ -51,19 +45,16 @@ class MetricWriter:
         self._add_event(step=start_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Logs finite `values` by metric name at `step`; both logs are flushed on return.
+        """Logs `values` by metric name at `step`; both logs are flushed on return.
 
-        Raises:
-          ValueError: A value is not finite, which JSON cannot hold. Nothing is written.
-          OSError: The disk is full or the like; names the file.
+        Raises ValueError, and writes nothing, if one is not finite, which JSON cannot hold. OSError
+        names the file that cannot be written.
         """
         values = {name: float(value) for name, value in values.items()}
-        not_finite = [name for name, value in values.items() if not math.isfinite(value)]
-        if not_finite:
-            raise ValueError(f"metrics at step {step} are not finite: {', '.join(not_finite)}")
+        line = json.dumps({"step": step, **values}, allow_nan=False)
         scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         try:
-            self._jsonl.write(json.dumps({"step": step, **values}).encode() + b"\n")
+            self._jsonl.write(line.encode() + b"\n")
             self._jsonl.flush()
             self._add_event(step=step, summary=Summary(value=scalars))
             self._track(step, values)
@@ -92,34 +83,30 @@ class MetricWriter:
 
     def __exit__(self, kind: type[BaseException] | None, *_) -> None:
         # What could not be written fails here once more, which would hide where it failed first.
-        with contextlib.suppress(OSError) if kind else contextlib.nullcontext():
-            self._jsonl.close()
-        with contextlib.suppress(OSError) if kind else contextlib.nullcontext():
-            self._tensorboard.close()
+        for log in (self._jsonl, self._tensorboard):
+            with contextlib.suppress(OSError) if kind else contextlib.nullcontext():
+                log.close()
 
 
 def read_metrics(workdir: Path) -> list[dict]:
     """The rows of `workdir/metrics.jsonl` in file order; none when there is no such file.
 
-    The file may belong to a run in progress: a last line that is cut is left out.
-
-    Raises:
-      UserError: Any other line is not a JSON object with a `step`.
+    The file may belong to a run in progress: a last line that is cut is left out. UserError where
+    any other line is not a JSON object with a `step`.
     """
     return [row for _, row in _whole_lines(workdir / "metrics.jsonl")]
 
 
 def read_whole_rows(workdir: Path) -> tuple[list[dict], int]:
-    """As `read_metrics`, but leaves out what is no row, and says how many lines that were."""
-    lines = _lines(workdir / "metrics.jsonl")
-    rows = [row for _, row in lines if row and _has_numbers(row)]
-    return rows, len(lines) - len(rows)
-
-
-def _has_numbers(row: dict) -> bool:
-    """Whether all values are numbers that a curve can go through."""
+    """The rows whose values are numbers that a curve can go through, and how many are not."""
     largest = sys.float_info.max
-    return all(type(x) in (int, float) and -largest <= x <= largest for x in row.values())
+    lines = _lines(workdir / "metrics.jsonl")
+    rows = [
+        row
+        for _, row in lines
+        if row and all(type(x) in (int, float) and -largest <= x <= largest for x in row.values())
+    ]
+    return rows, len(lines) - len(rows)
 
 
 def _lines(path: Path) -> list[tuple[bytes, dict | None]]:
@@ -145,9 +132,3 @@ def _parse_row(line: bytes) -> dict | None:
     except ValueError:
         return None
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
-
-
-def _drop_lines_after(path: Path, step: int) -> None:
-    kept = b"".join(line + b"\n" for line, row in _whole_lines(path) if row["step"] <= step)
-    if path.exists() and path.read_bytes() != kept:
-        write_bytes(path, kept)

@@ -25,7 +25,6 @@ CURVES = (
 )
 # Okabe and Ito's palette, which color-blind readers can tell apart, without its yellow and black.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#666666")
-TICK_STEPS = (1, 2, 2.5, 5, 10)
 STYLE = Path(__file__).with_name("figures.mplstyle")
 
 
@@ -64,11 +63,10 @@ def figures_of(run: Run) -> dict[str, str]:
 def compared(runs: Sequence[Run], axis: Axis) -> dict[str, str]:
     """Titles, and the curves of several runs over each other, a figure for each metric."""
     drawn = {name: x for run in runs for name, x in run.metrics.items() if x.figure is not None}
-    plots = {
+    return {
         titled(metric.label, metric): _plot(runs, name, {name: metric}, axis)
         for name, metric in drawn.items()
     }
-    return {title: svg for title, svg in plots.items() if svg}
 
 
 def titled(text: str, metric: Metric) -> str:
@@ -103,10 +101,9 @@ def _plot(runs: Sequence[Run], salt: str, metrics: Mapping[str, Metric], axis: A
         if not axes.lines:
             return ""
         axes.set_xlabel(axis.name)
-        axes.xaxis.set_major_locator(MaxNLocator(5, steps=TICK_STEPS, integer=not axis.fact))
-        axes.yaxis.set_major_locator(MaxNLocator(5, steps=TICK_STEPS))
-        axes.xaxis.set_major_formatter(_tick_label)
-        axes.yaxis.set_major_formatter(_tick_label)
+        for one, is_integer in ((axes.xaxis, not axis.fact), (axes.yaxis, False)):
+            one.set_major_locator(MaxNLocator(5, steps=(1, 2, 2.5, 5, 10), integer=is_integer))
+            one.set_major_formatter(_tick_label)
         if len(axes.lines) > 1 and not is_comparison:
             figure.legend(loc="outside upper left", ncols=2)  # training, held-out
         return _svg(figure)
@@ -120,7 +117,6 @@ def _svg(figure: Figure) -> Markup:
     buffer = io.StringIO()
     unsigned = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     figure.savefig(buffer, format="svg", metadata=unsigned)
-    svg = buffer.getvalue()
     # Leaves the XML prologue out, and the names of groups, which are the same in all figures.
-    without_names = re.sub(r'<g id="[^"]*"', "<g", svg[svg.index("<svg") :])
-    return Markup(without_names)  # noqa: S704 - matplotlib escapes text
+    _, svg, rest = buffer.getvalue().partition("<svg")
+    return Markup(svg + re.sub(r'<g id="[^"]*"', "<g", rest))  # noqa: S704 - matplotlib escapes

@@ -23,8 +23,7 @@ Token = dict[str, Any]
 Arrays = dict[str, np.ndarray]
 
 # Of the palette of 256 colors: pale to vermilion, for a fifth of the probabilities each.
-BACKGROUNDS = ("", "\x1b[38;5;16;48;5;223m", "\x1b[38;5;16;48;5;216m", "\x1b[38;5;16;48;5;209m")
-BACKGROUNDS += ("\x1b[38;5;16;48;5;202m",)
+BACKGROUNDS = ("", *(f"\x1b[38;5;16;48;5;{color}m" for color in (223, 216, 209, 202)))
 RESET = "\x1b[0m"
 
 
@@ -37,30 +36,23 @@ def shaded(tokenizer: Tokenizer, batch: Arrays, outputs: Arrays, row: int) -> li
     """
     original, pieces = batch["input_ids"][row], batch["segment_ids"][row]
     shown = outputs.get("shown_ids", batch["input_ids"])[row]
-    is_shown = (pieces > 0) & (original != tokenizer.cls_id) & (original != tokenizer.sep_id)
-    places = np.flatnonzero(is_shown)
+    probabilities = expit(outputs["logits"][row].astype(np.float64)).round(4)
     slots = {}
     if "positions" in outputs:
         used = np.flatnonzero(outputs["weights"][row])
         slots = dict(zip(outputs["positions"][row, used].tolist(), used.tolist(), strict=True))
     texts: list[list[Token]] = [[] for _ in range(pieces.max(initial=0))]
-    for place, piece, token_id, starts_word, probability in zip(
-        places.tolist(),
-        pieces[places].tolist(),
-        shown[places].tolist(),
-        tokenizer.starts_word[shown[places]].tolist(),
-        expit(outputs["logits"][row, places].astype(np.float64)).round(4).tolist(),
-        strict=True,
-    ):
+    is_text = (original != tokenizer.cls_id) & (original != tokenizer.sep_id)
+    for place in np.flatnonzero((pieces > 0) & is_text).tolist():
         token = {
-            "token": tokenizer.vocab[token_id],
-            "starts_word": starts_word,
-            "probability": probability,
+            "token": tokenizer.vocab[shown[place]],
+            "starts_word": bool(tokenizer.starts_word[shown[place]]),
+            "probability": float(probabilities[place]),
         }
         if place in slots:
             token["original"] = tokenizer.vocab[original[place]]
             token["proposals"] = proposals(tokenizer, outputs, row, slots[place])
-        texts[piece - 1].append(token)
+        texts[pieces[place] - 1].append(token)
     return texts
 
 
@@ -78,20 +70,17 @@ def proposals(
 
 def as_terminal(text: Sequence[Token]) -> str:
     """A line with colored backgrounds."""
-    parts = []
+    line = ""
     for token in text:
         color = BACKGROUNDS[min(4, int(token["probability"] * 5))]
-        written = visible(word(token))
-        shown = f"{color}{written}{RESET}" if color else written
-        parts.append(" " * token["starts_word"] + shown)
-    return "".join(parts).strip()
+        line += " " * token["starts_word"] + color + visible(word(token)) + RESET * bool(color)
+    return line.strip()
 
 
 def as_html(texts: Sequence[Sequence[Token]], step: int | None = None) -> Markup:
     """A section with a paragraph for each text; a tip on hover or tap says what each token is.
 
-    Args:
-      step: of a training in which the texts are held out; None: they are from elsewhere.
+    `step` is that of a training in which the texts are held out; None: they are from elsewhere.
     """
     return render("gallery.html", texts=texts, step=step, word=word)
 

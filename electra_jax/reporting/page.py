@@ -1,40 +1,30 @@
 """Pages that need no network: the report of a run, the comparison of several, shaded texts."""
 
-import dataclasses
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from electra_jax.files import write_text
 from electra_jax.reporting import gallery
 from electra_jax.reporting.figures import AXES, COLORS, compared, figures_of
 from electra_jax.reporting.gallery import Token
-from electra_jax.reporting.run import MetricsOf, Run, read_run
+from electra_jax.reporting.run import MetricsOf, Run, flat
 from electra_jax.reporting.templates import render
 
 
 def write_report(workdir: Path, metrics_of: MetricsOf, output: Path | None = None) -> Path:
     """Writes a report of what the run in `workdir` has logged so far and returns its path.
 
-    Reads `config.json` and, where there are some, `metrics.jsonl`, `samples.json` and `facts.json`
-    (devices, parameter and data counts, versions). What is missing is left out of the page.
-
-    Args:
-      output: default: `workdir/report.html`.
-
-    Raises:
-      UserError: there is no `config.json`, or it is malformed.
+    What is missing, or cannot be read, is left out with a note; without a `config.json` that can be
+    read it raises UserError. The default of `output` is `workdir/report.html`.
     """
-    run = read_run(workdir, metrics_of)
+    run = Run(workdir, metrics_of)
     page = render(
         "report.html",
         title=run.name,
         notes=[*run.missing(), *_notes(run)],
         run=run,
-        tiles=tiles(run),
         figures=figures_of(run),
-        tables={"Facts": dict(flat(run.facts)), "Config": dict(flat(run.config))},
+        tables={"Facts": dict(flat(run.facts)), "Config": run.settings},
     )
     return write_text(output or workdir / "report.html", page)
 
@@ -42,50 +32,35 @@ def write_report(workdir: Path, metrics_of: MetricsOf, output: Path | None = Non
 def write_comparison(workdirs: Sequence[Path], metrics_of: MetricsOf, output: Path) -> Path:
     """Writes the curves of several runs over each other, by steps, tokens and FLOPs.
 
-    Raises:
-      UserError: as `write_report`.
+    Raises UserError as `write_report` does.
     """
-    runs = [read_run(workdir, metrics_of) for workdir in workdirs]
+    runs = [Run(workdir, metrics_of) for workdir in workdirs]
     if len({run.name for run in runs}) < len(runs):
-        runs = [
-            dataclasses.replace(run, name=str(path))
-            for run, path in zip(runs, workdirs, strict=True)
-        ]
-    numbers = [tiles(run) for run in runs]
-    configs = [dict(flat(run.config)) for run in runs]
-    names = sorted(dict.fromkeys(name for config in configs for name in config))
+        for run, workdir in zip(runs, workdirs, strict=True):
+            run.name = str(workdir)
+    names = sorted({name for run in runs for name in run.settings})
     page = render(
         "comparison.html",
         title=f"{len(runs)} runs",
-        notes=[],
         runs=runs,
-        colors=[COLORS[place % len(COLORS)] for place in range(len(runs))],
-        numbers=numbers,
-        labels=[*dict.fromkeys(label for found in numbers for label in found)],
+        colors=COLORS,
+        labels=[*dict.fromkeys(label for run in runs for label in run.tiles)],
         axes=AXES,
         figures={axis.key: compared(runs, axis) for axis in AXES},
         lacking={a.key: [run.name for run in runs if a.scale(run) is None] for a in AXES},
-        configs=configs,
-        differing=[name for name in names if len({c.get(name) for c in configs}) > 1],
+        differing=[name for name in names if len({run.settings.get(name) for run in runs}) > 1],
     )
     return write_text(output, page)
 
 
 def texts_page(texts: Sequence[Sequence[Token]]) -> str:
     """Shaded texts as a page."""
-    note = "The darker a token, the more the discriminator takes it for a replacement."
-    title = "Replaced token detection"
-    return render("texts.html", title=title, notes=[note], texts=gallery.as_html(texts))
-
-
-def tiles(run: Run) -> dict[str, str]:
-    """Labels, and the final numbers of a run."""
-    found = {
-        metric.label: metric.tile.format(value)
-        for name, metric in run.metrics.items()
-        if metric.tile and (value := run.newest(name)) is not None
-    }
-    return found | ({"steps": f"{run.rows[-1]['step']:,}"} if run.rows else {})
+    return render(
+        "texts.html",
+        title="Replaced token detection",
+        notes=["The darker a token, the more the discriminator takes it for a replacement."],
+        texts=gallery.as_html(texts),
+    )
 
 
 def _notes(run: Run) -> Iterator[str]:
@@ -100,13 +75,3 @@ def _notes(run: Run) -> Iterator[str]:
             "MLM is masked language modeling, by the generator if there is one; RTD is replaced "
             "token detection, by the discriminator."
         )
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted names and printed values of a nested dict."""
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict) and value:
-            yield from flat(value, f"{name}.")
-        else:
-            yield name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,5 +1,6 @@
 """What a run directory holds, whole or damaged, old or new, for those who look at it."""
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,6 @@ from electra_jax.objectives.metrics import Metric
 from electra_jax.reporting.gallery import Token, as_html
 from electra_jax.run.workdir import config_file
 
-METRICS = "metrics.jsonl"
 SAMPLES = "samples.json"
 GALLERY_TOKENS = 1000  # at most
 
@@ -25,9 +25,8 @@ GALLERY_TOKENS = 1000  # at most
 MetricsOf = Callable[[dict[str, Any]], Mapping[str, Metric]]
 
 
-@dataclasses.dataclass(frozen=True)
 class Run:
-    """What a run directory holds.
+    """What a run directory holds; UserError where there is no `config.json`, or a malformed one.
 
     Attributes:
       facts: empty where there are none that can be read.
@@ -35,19 +34,31 @@ class Run:
       unreadable: how many of its lines are not.
       texts: what the networks make of held-out texts, as HTML, or ""; None where it is damaged.
       metrics: how those in `rows` are shown, by name without the prefix `train/` or `eval/`.
+      settings: the configuration, printed, by dotted names.
+      tiles: final numbers by their labels.
     """
 
-    name: str
-    config: dict
-    facts: dict
-    rows: list[dict]
-    unreadable: int
-    texts: Markup | None
-    metrics: dict[str, Metric]
+    def __init__(self, workdir: Path, metrics_of: MetricsOf):
+        self.name = workdir.resolve().name
+        self.config = read_json(config_file(workdir))
+        self.facts = {}
+        with contextlib.suppress(UserError):
+            self.facts = read_json(workdir / "facts.json")
+        self.rows, self.unreadable = read_whole_rows(workdir)
+        self.texts = _read_texts(workdir / SAMPLES)
+        self.metrics = described(self.rows, metrics_of(self.config) | rates.METRICS)
+        self.settings = dict(flat(self.config))
+        self.tiles = {
+            metric.label: metric.tile.format(value)
+            for name, metric in self.metrics.items()
+            if metric.tile and (value := self.newest(name)) is not None
+        }
+        if self.rows:
+            self.tiles["steps"] = f"{self.rows[-1]['step']:,}"
 
     @property
     def is_finetuned(self) -> bool:
-        """Whether it is a run of fine-tuning."""
+        """Whether it is a fine-tuned run."""
         return self.config.get("task") == "finetune"
 
     def series(self, name: str) -> tuple[list[int], list[float | int]]:
@@ -67,44 +78,17 @@ class Run:
         except (KeyError, TypeError, AttributeError, ValueError):
             return None
 
-    def missing(self) -> Iterator[str]:
+    def missing(self) -> list[str]:
         """Sentences about what is not there, or cannot be read."""
-        if not self.rows:
-            yield "No metrics have been logged yet."
-        if self.unreadable:
-            count = f"{self.unreadable:,} in number"
-            yield f"Left out: lines of {METRICS} that cannot be read, {count}."
-        if self.texts is None:
-            yield f"{SAMPLES} cannot be read; there are no held-out texts."
-        if not self.facts:
-            unknown = "machine, data and parameter counts are not known"
-            yield f"There is no readable facts.json: {unknown}."
-
-
-def read_run(workdir: Path, metrics_of: MetricsOf) -> Run:
-    """What there is of a run.
-
-    Raises:
-      UserError: there is no `config.json`, or it is malformed.
-    """
-    config = read_json(config_file(workdir))
-    rows, unreadable = read_whole_rows(workdir)
-    return Run(
-        workdir.resolve().name,
-        config,
-        _read_facts(workdir / "facts.json"),
-        rows,
-        unreadable,
-        _read_texts(workdir / SAMPLES),
-        described(rows, metrics_of(config) | rates.METRICS),
-    )
-
-
-def _read_facts(path: Path) -> dict:
-    try:
-        return read_json(path)
-    except UserError:
-        return {}
+        notes = {
+            "No metrics have been logged yet.": not self.rows,
+            "Left out: lines of metrics.jsonl that cannot be read, "
+            f"{self.unreadable:,} in number.": self.unreadable,
+            f"{SAMPLES} cannot be read; there are no held-out texts.": self.texts is None,
+            "There is no readable facts.json: machine, data and parameter counts are not "
+            "known.": not self.facts,
+        }
+        return [note for note, applies in notes.items() if applies]
 
 
 def _read_texts(path: Path) -> Markup | None:
@@ -126,16 +110,26 @@ def described(rows: Sequence[dict], listed: Mapping[str, Metric]) -> dict[str, M
 
     The metric `accuracy` of the split `dev` is `dev/accuracy`.
     """
-    names = dict.fromkeys(name for row in rows for name in row if name != "step")
-    order = {name: place for place, name in enumerate(listed)}
+    order = [*listed]
     found = {}
-    for name in names:
+    for name in dict.fromkeys(name for row in rows for name in row if name != "step"):
         full = name.removeprefix("train/").removeprefix("eval/")
         split, _, bare = full.rpartition("/")
         metric = listed.get(bare, Metric(bare.replace("_", " ")))
         label = f"{metric.label}, {split}" if split else metric.label
-        found[full] = order.get(bare, len(order)), dataclasses.replace(metric, label=label)
+        place = order.index(bare) if bare in listed else len(order)
+        found[full] = place, dataclasses.replace(metric, label=label)
     return {name: metric for name, (_, metric) in sorted(found.items(), key=lambda x: x[1][0])}
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted names and printed values of a nested dict."""
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{name}.")
+        else:
+            yield name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def write_samples(workdir: Path, step: int, texts: Sequence[Sequence[Token]]) -> None:

@@ -20,11 +20,7 @@ def visible(text: str) -> str:
 
 
 def render(template: str, **values: Any) -> Markup:
-    """The template with these values in their places.
-
-    Raises:
-      jinja2.TemplateError: a value is missing.
-    """
+    """The template with these values in their places; jinja2.TemplateError if one is missing."""
     return Markup(_environment().get_template(template).render(values))  # noqa: S704 - is escaped
 
 
@@ -38,8 +34,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
-    environment.globals["css"] = lambda: Markup(  # noqa: S704 - is ours
-        Path(__file__).with_name("page.css").read_text(encoding="utf-8")
-    )
+    css = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+    environment.globals["css"] = Markup(css)  # noqa: S704 - is ours
     environment.filters["percent"] = "{:.0%}".format
     return environment

@@ -58,26 +58,24 @@ class Interruption:
         )
 
     def _receive(self, number: int, _) -> None:
-        now = time.monotonic()
+        name, now = signal.Signals(number).name, time.monotonic()
         if self._first_time is None:
-            self._name, self._first_time = signal.Signals(number).name, now
+            self._name, self._first_time = name, now
             if self._is_shared:
                 os.kill(os.getpid(), signal.SIGTERM)
             else:
                 self.is_requested = True
         elif now - self._first_time >= SAME_SIGNAL_SECONDS:
-            name = signal.Signals(number).name
             line = f"stopped by a second signal, {name}; run the same command again to go on"
             print(line, file=sys.stderr, flush=True)
             os._exit(EXIT_CODE)
 
-    def _handle_by(self, handler) -> None:
-        for number in self._caught:
-            signal.signal(number, handler)
+    def _handle_by(self, handler) -> list:
+        """Returns the handlers there were."""
+        return [signal.signal(number, handler) for number in self._caught]
 
     def __enter__(self) -> "Interruption":
-        self._previous = [signal.getsignal(number) for number in self._caught]
-        self._handle_by(self._receive if self._is_shared else signal.SIG_DFL)
+        self._previous = self._handle_by(self._receive if self._is_shared else signal.SIG_DFL)
         return self
 
     def __exit__(self, *exception) -> None:

@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import jax
 import numpy as np
-from absl import flags
 from jax.experimental import multihost_utils
 
 from electra_jax.errors import UserError
@@ -22,19 +21,10 @@ Result = TypeVar("Result")
 HEARTBEAT_SECONDS = 60
 
 
-def process_flags(values: flags.FlagValues) -> None:
-    """Defines the flags that `join` takes."""
-    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0", flag_values=values)
-    flags.DEFINE_integer("num_processes", None, "processes of this run", flag_values=values)
-    flags.DEFINE_integer("process_id", None, "which one this is, from 0", flag_values=values)
-
-
 def join(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
     """Joins the other processes of this run, if there are any. Call before JAX is used.
 
-    Raises:
-      UserError: only some of the flags are given, they do not make sense, or the others do not
-        come.
+    Raises UserError where the flags do not make sense, or the others do not come.
     """
     given = {
         "--coordinator": coordinator,
@@ -55,12 +45,7 @@ def join(coordinator: str | None, num_processes: int | None, process_id: int | N
     elif ":" not in coordinator:
         raise UserError(f"--coordinator is {coordinator!r}; allowed: HOST:PORT of process 0")
     try:
-        jax.distributed.initialize(
-            coordinator,
-            num_processes,
-            process_id,
-            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-        )
+        jax.distributed.initialize(*given.values(), heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
     except (RuntimeError, ValueError) as error:  # the latter where JAX does not know the launcher
         raise UserError(
             f"the processes of this run did not find each other: {error}; "
@@ -73,8 +58,6 @@ def main_first(work: Callable[[], Result]) -> Result:
 
     What process 0 makes is found by the others where they see its disk, and made again where not.
     """
-    if jax.process_count() == 1:
-        return work()
     is_main = jax.process_index() == 0
     made = [work()] if is_main else []
     multihost_utils.sync_global_devices("process 0 is ready")
@@ -85,37 +68,29 @@ def main_only(work: Callable[[], None]) -> None:
     """Calls `work` in process 0; the others wait until it is done."""
     if jax.process_index() == 0:
         work()
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("process 0 has done it")
+    multihost_utils.sync_global_devices("process 0 has done it")
 
 
 def everywhere(flag: bool) -> bool:
     """Whether `flag` is true in all processes."""
-    return flag if jax.process_count() == 1 else bool(multihost_utils.process_allgather(flag).all())
+    return bool(multihost_utils.process_allgather(flag).all())
 
 
 def check_equal(text: str, what: str) -> None:
-    """Compares a text among all processes.
-
-    Raises:
-      UserError: it is not the same everywhere.
-    """
-    if jax.process_count() == 1:
-        return
+    """Raises UserError where a text is not the same in all processes."""
     mine = np.frombuffer(text.encode().ljust(256)[:256], np.uint8)
-    everywhere = multihost_utils.process_allgather(mine)
-    if (everywhere != mine).any():
-        differing = np.flatnonzero((everywhere != mine).any(axis=1)).tolist()
+    differs = (multihost_utils.process_allgather(mine) != mine).any(axis=1)
+    if differs.any():
         raise UserError(
-            f"{what} of process {jax.process_index()} is not that of the processes {differing}"
+            f"{what} of process {jax.process_index()} is not that of the processes "
+            f"{np.flatnonzero(differs).tolist()}"
         )
 
 
 def _started_by_a_cluster() -> bool:
     """Whether this process is one of several by the signs that JAX itself looks for."""
-    if int(os.environ.get("SLURM_NTASKS", "1")) > 1 and "SLURM_STEP_NODELIST" in os.environ:
-        return True
-    if int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")) > 1:
-        return True
-    on_tpu = any(Path("/dev").glob("accel*")) or any(Path("/dev/vfio").glob("[0-9]*"))
-    return on_tpu and not os.environ.get("JAX_PLATFORMS", "tpu").startswith("cpu")
+    of_slurm = "SLURM_STEP_NODELIST" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1
+    of_mpi = int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1)) > 1
+    has_tpu = any(Path("/dev").glob("accel*")) or any(Path("/dev/vfio").glob("[0-9]*"))
+    on_tpu = has_tpu and not os.environ.get("JAX_PLATFORMS", "tpu").startswith("cpu")
+    return of_slurm or of_mpi or on_tpu

@@ -17,24 +17,18 @@ from electra_jax.settings import Setting, flatten, restored
 RESULTS = "results.json"  # scores of a fine-tuned run
 RUN_FILES = ("config.json", "facts.json", "metrics.jsonl", "samples.json", RESULTS, "report.html")
 
-# (configuration of the run so far, configuration to go on with, step) to whether the parameters
-# of the one at that step are such as the other trains.
+# (configuration of the run so far, configuration to go on with, step) to whether the second can go
+# on with the parameters that the first has at that step.
 Fits = Callable[[ConfigDict, ConfigDict, int], bool]
 
 
 def check(
     config: ConfigDict, workdir: Path, settings: Mapping[str, Setting], fits: Fits
 ) -> list[str]:
-    """Refuses what cannot be written to, and a run of another configuration.
+    """Raises UserError where `workdir` cannot be written to, or its run does not go with `config`.
 
-    Args:
-      settings: of `config`. Those that are free may change.
-
-    Returns:
-      The fields that differ from those of the run so far, where `config.resume` allows it.
-
-    Raises:
-      UserError: `workdir` is no directory to write to, or its run does not go with `config`.
+    Returns the fields that differ from those of the run so far, where `config.resume` allows it.
+    Settings that are free may always change.
     """
     existing = next(path for path in (workdir, *workdir.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
@@ -76,18 +70,12 @@ def steps_in(directory: Path) -> list[int]:
 def chosen_step(workdir: Path) -> int | None:
     """The checkpoint that a fine-tuned run's own predictions are from; None: the newest there is.
 
-    Raises:
-      UserError: `results.json` is damaged.
+    Raises UserError where `results.json` is damaged.
     """
     if not (workdir / RESULTS).is_file():
         return None
     step = read_json(workdir / RESULTS).get("step")
     return step if step in steps_in(workdir / "checkpoints") else None
-
-
-def has_checkpoint(workdir: Path) -> bool:
-    """Whether there is a run in `workdir` to go on with."""
-    return bool(steps_in(workdir / "checkpoints"))
 
 
 def config_file(workdir: Path) -> Path:
@@ -101,11 +89,7 @@ def config_file(workdir: Path) -> Path:
 
 
 def read_config(workdir: Path, settings: Mapping[str, Setting]) -> ConfigDict:
-    """The configuration of the run in `workdir`; see `settings.restored`.
-
-    Raises:
-      UserError: there is no run, or its configuration cannot be read.
-    """
+    """The configuration of the run in `workdir`, see `settings.restored`; UserError without one."""
     path = config_file(workdir)
     try:
         return restored(read_json(path), settings)
@@ -117,10 +101,7 @@ def read_config(workdir: Path, settings: Mapping[str, Setting]) -> ConfigDict:
 def held(workdir: Path) -> Iterator[None]:
     """Keeps other runs out of `workdir`, which is made. The end of the process ends its hold.
 
-    Of several processes, the first one alone holds it.
-
-    Raises:
-      UserError: another run is in there.
+    Of several processes, the first one alone holds it. Raises UserError if another run is in there.
     """
 
     def refuse(holder: str) -> None:
@@ -129,13 +110,14 @@ def held(workdir: Path) -> Iterator[None]:
             "another --workdir"
         )
 
-    is_main = jax.process_index() == 0
-    with locked(workdir / "run.lock", refuse) if is_main else contextlib.nullcontext():
+    with contextlib.ExitStack() as hold:
+        if jax.process_index() == 0:
+            hold.enter_context(locked(workdir / "run.lock", refuse))
         yield
 
 
 def write_run_files(config: ConfigDict, workdir: Path, tokenizer: Tokenizer, facts: dict) -> None:
     """What makes the run directory self-contained, beside checkpoints and metrics."""
-    for name, content in {"config.json": config.to_dict(), "facts.json": facts}.items():
-        write_text(workdir / name, json.dumps(content, indent=1))
+    write_text(workdir / "config.json", json.dumps(config.to_dict(), indent=1))
+    write_text(workdir / "facts.json", json.dumps(facts, indent=1))
     tokenizer.save(workdir / "tokenizer")
