@@ -17,7 +17,6 @@ from electra_jax.data.preparation import prepare
 from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.inference import network_outputs
-from electra_jax.interop.generator import generator_weights
 from electra_jax.interop.pretrained import load_networks
 from electra_jax.modeling.params import Params
 from electra_jax.monitoring import health
@@ -97,21 +96,8 @@ def make_job(config: ConfigDict, is_new: bool, log: Log) -> Job:
     counts = store.token_counts("train") if is_unigram else None
     objective = make_objective(config, store.tokenizer, counts)
     initial: dict[str, np.ndarray] = {}
-    if is_new and config.init_from:
-        initial |= load_networks(
-            objective,
-            store.tokenizer,
-            log,
-            init_from=config.init_from,
-            init_missing=config.init_missing,
-            init_resize=config.init_resize,
-            seed=config.seed,
-        )
-    if is_new and config.generator.init_from:
-        run = Path(config.generator.init_from)
-        own = generator_weights(run, store.tokenizer, objective.structure())
-        refuse_other_tables(config, initial, own)
-        initial |= own
+    if is_new and (config.init_from or config.generator.init_from):
+        initial = load_networks(config, objective, store.tokenizer, log)
 
     def batches(start: int, share: tuple[int, int]) -> Iterator[dict[str, np.ndarray]]:
         return loader.train_batches(
@@ -166,24 +152,6 @@ def fits(before: ConfigDict, now: ConfigDict, step: int) -> bool:
     was, becomes = (objective_for(x, before.data.vocab_size) for x in (before, now))
     switches = {was.switch_step, becomes.switch_step}
     return was.structure() == becomes.structure() and (len(switches) == 1 or min(switches) > step)
-
-
-def refuse_other_tables(
-    config: ConfigDict, initial: dict[str, np.ndarray], own: dict[str, np.ndarray]
-) -> None:
-    """Raises UserError where what both networks share is not the same in both sources of weights.
-
-    Args:
-      initial: of `config.init_from`, by path.
-      own: of `config.generator.init_from`; the generator's alone may be others.
-    """
-    for name in sorted(initial.keys() & own.keys()):
-        if not name.startswith("generator/") and not np.array_equal(initial[name], own[name]):
-            raise UserError(
-                f"config.generator.init_from is {config.generator.init_from!r}, whose {name} is "
-                f"not that of config.init_from = {config.init_from!r}; "
-                "config.generator.sharing = 'none' has room for both"
-            )
 
 
 def make_show(
