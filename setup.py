@@ -14,7 +14,10 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["electra_jax*"]),
-    package_data={"electra_jax.reporting": ["*.html", "*.css", "*.mplstyle"]},
+    package_data={
+        "electra_jax.interop": ["*.jinja"],
+        "electra_jax.reporting": ["*.html", "*.css", "*.mplstyle"],
+    },
     python_requires=">=3.11",
     install_requires=[
         "absl-py",
@@ -47,6 +50,7 @@ setup(
         "tpu": ["jax[tpu]"],
         "test": TEST,
         "dev": [*TEST, "tensorboard"],
+        "tensorflow": ["tensorflow"],
         "wandb": ["wandb"],
         "benchmark": ["torch", "transformers"],
     },

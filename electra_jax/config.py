@@ -188,7 +188,7 @@ class Generator:
     kind: str = setting(
         "learned", "what proposes tokens", one_of("learned", "frozen", "unigram", "uniform")
     )
-    init_from: str = setting("", "run directory whose generator this one starts as")
+    init_from: str = setting("", "weights that the generator starts from, docs/interop.md")
     mle_steps: int = setting(
         0, "two_stage: updates of the first stage; adversarial: of warm-up by MLM", NOT_NEGATIVE
     )

@@ -22,7 +22,7 @@ Needs neither PyTorch nor an accelerator.
 from pathlib import Path
 
 from electra_jax.errors import UserError
-from electra_jax.interop.export import DTYPES, USES
+from electra_jax.interop.directory import DTYPES
 from electra_jax.jobs.exporting import export
 
 
@@ -35,7 +35,7 @@ def main() -> None:
     values = flags.FlagValues()
     flags.DEFINE_string("workdir", None, "run directory", flag_values=values)
     flags.DEFINE_string("out", None, "new directory", flag_values=values)
-    flags.DEFINE_enum("part", None, [*USES], "part of the run", flag_values=values)
+    flags.DEFINE_string("part", None, "part of the run", flag_values=values)
     step_help = "checkpoint; default: the newest, or the one that a fine-tuned run predicts with"
     flags.DEFINE_integer("step", None, step_help, flag_values=values)
     flags.DEFINE_enum("dtype", "float32", DTYPES, "of the weights", flag_values=values)

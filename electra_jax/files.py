@@ -37,6 +37,11 @@ def write_bytes(path: Path, content: bytes) -> Path:
     return path
 
 
+def write_json(path: Path, content: Any) -> None:
+    """Writes a JSON file for people to read."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; UserError where it is missing or holds something else."""
     try:

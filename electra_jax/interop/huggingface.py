@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from electra_jax.errors import UserError
 from electra_jax.modeling.encoders import ENCODERS, encoder_class
 from electra_jax.modeling.encoders.base import EncoderConfig
-from electra_jax.modeling.encoders.naming import Naming
+from electra_jax.modeling.encoders.naming import Naming, Patterns
 
 
 def part_of(names: Iterable[str], naming: Naming) -> str:
@@ -39,43 +39,43 @@ def from_config(content: Mapping[str, Any]) -> EncoderConfig:
     Raises:
       UserError: names the field that is missing, or that no encoder of ours can follow.
     """
-    model_type = content.get("model_type")
     readers = {
-        known: name
+        model_type: name
         for name, encoder in ENCODERS.items()
         if encoder.naming
-        for known in encoder.naming.dialects
+        for model_type in encoder.naming.dialects
     }
-    if model_type not in readers:
-        allowed = ", ".join(map(repr, readers))
-        raise UserError(f"model_type is {model_type!r}; allowed: {allowed}")
+
+    def checked(name: str, value: Any, is_allowed: bool, allowed: str) -> Any:
+        if not is_allowed:
+            raise UserError(f"{name} is {value!r}; allowed: {allowed}")
+        return value
+
+    model_type = content.get("model_type")
+    checked("model_type", model_type, model_type in readers, ", ".join(map(repr, readers)))
     naming = ENCODERS[readers[model_type]].naming
     for name, value in naming.fixed.items():
-        if content.get(name, value) != value:
-            raise UserError(f"{name} is {content[name]!r}; allowed: {value!r}")
-    sizes = {}
+        found = content.get(name, value)
+        checked(name, found, found == value, repr(value))
+    sizes, rates = {}, {}
     for ours, theirs in {**naming.sizes, **naming.dialects[model_type].sizes}.items():
-        sizes[ours] = content.get(theirs)
-        if type(sizes[ours]) is not int or not 1 <= sizes[ours] < 2**31:
-            raise UserError(f"{theirs} is {sizes[ours]!r}; allowed: a number, at least 1")
-    rates = {}
+        size = content.get(theirs)
+        is_count = type(size) is int and 1 <= size < 2**31
+        sizes[ours] = checked(theirs, size, is_count, "a number, at least 1")
     for ours, (theirs, usual) in naming.rates.items():
-        rates[ours] = content.get(theirs, usual)
-        if not isinstance(rates[ours], int | float) or not 0 <= rates[ours] < 1:
-            raise UserError(f"{theirs} is {rates[ours]!r}; allowed: at least 0 and below 1")
-    if sizes["hidden_size"] % sizes["num_heads"]:
-        raise UserError(
-            f"hidden_size is {sizes['hidden_size']} and num_attention_heads is "
-            f"{sizes['num_heads']}; allowed: heads that divide the hidden size"
-        )
+        rate = content.get(theirs, usual)
+        is_rate = isinstance(rate, int | float) and 0 <= rate < 1
+        rates[ours] = checked(theirs, rate, is_rate, "at least 0 and below 1")
+    heads, width = sizes["num_heads"], sizes["hidden_size"]
+    checked(naming.sizes["num_heads"], heads, width % heads == 0, f"what divides the width {width}")
     return described(readers[model_type], sizes, rates)
 
 
 def described(encoder: str, sizes: Mapping[str, int], rates: Mapping[str, float]) -> EncoderConfig:
-    """The configuration of a network that is read, not computed with: its numerics do not matter.
+    """The configuration of a network that is read and does not compute: its numerics are arbitrary.
 
     Args:
-      rates: of dropout and the like; the usual ones if they are not given.
+      rates: of dropout and the like; those that are not given are the usual ones.
     """
     naming = ENCODERS[encoder].naming
     rates = {name: float(rates.get(name, usual)) for name, (_, usual) in naming.rates.items()}
@@ -83,14 +83,13 @@ def described(encoder: str, sizes: Mapping[str, int], rates: Mapping[str, float]
     return ENCODERS[encoder].Config(encoder=encoder, **sizes, **rates, **numerics)
 
 
-def canonical(name: str, naming: Naming) -> str:
-    """The name that a model of `Naming.model_type` would have for the tensor `name`."""
-    for pattern, replacement in naming.spellings:
+def renamed(name: str, spellings: Patterns) -> str:
+    """`name` after all replacements, one after the other."""
+    for pattern, replacement in spellings:
         name = re.sub(pattern, replacement, name)
     return name
 
 
-def without_a_place(name: str, naming: Naming, model_type: str) -> str | None:
-    """Why the tensor of this canonical name is not used, if it is known to be of no use."""
-    patterns = (*naming.without_a_place, *naming.dialects[model_type].without_a_place)
+def reason(name: str, patterns: Patterns) -> str | None:
+    """Why the tensor `name` is not used, where one of the patterns says so."""
     return next((why for pattern, why in patterns if re.search(pattern, name)), None)

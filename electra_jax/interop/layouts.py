@@ -1,15 +1,15 @@
 """The tensors of a network under the names that a file has for them, and back into parameters.
 
-One of Hugging Face's files holds a part of what a run has trained: an encoder with its embeddings
-and, mostly, a head. Their linear weights are `[out, in]`, one tensor a layer, with query, key and
-value apart. Ours are `[in, out]`, stacked over layers, with query, key and value fused and heads
-split.
+A file of Hugging Face's holds a part of what a run has trained: an encoder with its embeddings and,
+mostly, a head. Their linear weights are `[out, in]`, one tensor a layer, with query, key and value
+apart. Ours are `[in, out]`, stacked over layers, with query, key and value fused and heads split.
 
-`Layout.tensors` makes views of NumPy arrays, so filling these views is its inverse, and the way
-back needs no second description.
+`Layout.views` makes views of NumPy arrays, so filling these views is its inverse, and the way back
+needs no second description.
 """
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 
@@ -35,16 +35,23 @@ class Layout(ABC):
     tied: Mapping[str, str]
 
     @abstractmethod
-    def tensors(self, params: Params) -> dict[str, Array | np.ndarray]:
-        """All tensors by name, without those that are tied. Of NumPy arrays they are views."""
+    def views(self, params: Params) -> Iterator[tuple[str, str, Array | np.ndarray]]:
+        """Each tensor: its name, the path of our parameter that holds it, its numbers.
 
-    @abstractmethod
-    def paths(self, params: Params) -> dict[str, str]:
-        """For each of `tensors`, the path of our parameter that it is, or is a part of."""
+        Tied tensors are left out. Tensors of NumPy arrays are views.
+        """
 
     @abstractmethod
     def is_of_head(self, name: str) -> bool:
         """Whether the tensor `name` is one of the head's."""
+
+    def tensors(self, params: Params) -> dict[str, Array | np.ndarray]:
+        """The tensors by name, see `views`."""
+        return {name: tensor for name, _, tensor in self.views(params)}
+
+    def paths(self, params: Params) -> dict[str, str]:
+        """For each of `tensors`, the path of our parameter that holds it."""
+        return {name: path for name, path, _ in self.views(params)}
 
     def params(self, tensors: Tensors, like: Params) -> Params:
         """Our float32 parameters, on the host.
@@ -84,16 +91,12 @@ class OurLayout(Layout):
 
     tied: Mapping[str, str] = {}
 
-    def tensors(self, params: Params) -> dict[str, Array | np.ndarray]:
-        """See `Layout.tensors`."""
-        return by_path(params)
-
-    def paths(self, params: Params) -> dict[str, str]:
-        """See `Layout.paths`."""
-        return {name: name for name in by_path(params)}
+    def views(self, params: Params) -> Iterator[tuple[str, str, Array | np.ndarray]]:
+        """The parameters themselves."""
+        return ((path, path, value) for path, value in by_path(params).items())
 
     def is_of_head(self, name: str) -> bool:
-        """See `Layout.is_of_head`."""
+        """Whether it lies below `head/`."""
         return name.startswith("head/")
 
 
@@ -106,55 +109,33 @@ class HuggingFaceLayout(Layout):
 
     @property
     def tied(self) -> Mapping[str, str]:
-        """See `Layout`."""
-        heads = self.naming.parts[self.part].head.values()
-        return {
-            name: other
-            for name, other in self.naming.tied.items()
-            if name.rpartition(".")[0] in heads
-        }
+        """Those of this part."""
+        return {name: x for name, x in self.naming.tied.items() if self.is_of_head(name)}
 
-    def tensors(self, params: Params) -> dict[str, Array | np.ndarray]:
-        """See `Layout.tensors`."""
-        tensors = {}
-        for path, value in by_path(params).items():
-            split = np.split if isinstance(value, np.ndarray) else jnp.split
-            is_kernel = path.endswith("/kernel")
-            layers = split(value, len(value)) if "/layers/" in path else [value[None]]
-            for layer, names in zip(layers, self.names(path, len(layers)), strict=True):
-                pieces = split(layer[0], len(names), axis=1 if is_kernel else 0)
-                for name, piece in zip(names, pieces, strict=True):
-                    if is_kernel:  # [H, 1, A, D], [A, D, H] or [in, out]
-                        inputs = piece.shape[:1] if len(names) > 1 else piece.shape[:-1]
-                        piece = piece.reshape(np.prod(inputs), -1).T
-                    elif name.endswith(".bias"):
-                        piece = piece.reshape(-1)
-                    tensors[name] = piece
-        return tensors
-
-    def paths(self, params: Params) -> dict[str, str]:
-        """See `Layout.paths`."""
-        return {
-            name: path
-            for path, x in by_path(params).items()
-            for names in self.names(path, x.shape[0] if "/layers/" in path else 1)
-            for name in names
-        }
-
-    def is_of_head(self, name: str) -> bool:
-        """See `Layout.is_of_head`."""
-        return name.rpartition(".")[0] in self.naming.parts[self.part].head.values()
-
-    def names(self, path: str, num_layers: int) -> Iterator[tuple[str, ...]]:
-        """For each layer, the names of the tensors that our parameter `path` is made of.
+    def views(self, params: Params) -> Iterator[tuple[str, str, Array | np.ndarray]]:
+        """One tensor a layer; query, key and value apart.
 
         Raises:
           KeyError: the part has no such parameter.
         """
-        heads = self.naming.parts[self.part].head
-        modules = {**self.naming.modules, **{ours: (theirs,) for ours, theirs in heads.items()}}
-        module, _, leaf = path.rpartition("/")
-        suffix = "bias" if leaf == "bias" else "weight"
-        for layer in range(num_layers):
-            theirs = modules[path if path in modules else module]
-            yield tuple(f"{name.format(layer)}.{suffix}" for name in theirs)
+        heads = {ours: (theirs,) for ours, theirs in self.naming.parts[self.part].head.items()}
+        modules = {**self.naming.modules, **heads}
+        for path, value in by_path(params).items():
+            module, _, leaf = path.rpartition("/")
+            names = modules[path if path in modules else module]
+            suffix = "bias" if leaf == "bias" else "weight"
+            split = np.split if isinstance(value, np.ndarray) else jnp.split
+            layers = split(value, len(value)) if "/layers/" in path else [value[None]]
+            for number, layer in enumerate(layers):
+                pieces = split(layer[0], len(names), axis=1 if leaf == "kernel" else 0)
+                for name, piece in zip(names, pieces, strict=True):
+                    if leaf == "kernel":  # [H, 1, A, D], [A, D, H] or [in, out]
+                        inputs = piece.shape[:1] if len(names) > 1 else piece.shape[:-1]
+                        piece = piece.reshape(math.prod(inputs), -1).T
+                    elif leaf == "bias":
+                        piece = piece.reshape(-1)
+                    yield f"{name.format(number)}.{suffix}", path, piece
+
+    def is_of_head(self, name: str) -> bool:
+        """Whether it belongs to a module of the part's head."""
+        return name.rpartition(".")[0] in self.naming.parts[self.part].head.values()

@@ -1,11 +1,10 @@
 """Tokenizers as Hugging Face's libraries keep them, from and to ours.
 
 What is written gives the same ids as ours for every text without special tokens. Those typed in a
-text, such as `[MASK]`, are found whole there, which filling masks needs, and are spelt out here.
+text, such as `[MASK]`, are found whole there, which filling masks needs, and are spelled out here.
 """
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,15 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from electra_jax.data.tokenizers.base import SPECIAL_TOKENS, Tokenizer
+from electra_jax.data.tokenizers.base import SPECIAL_TOKENS, Tokenizer, check_setting
 from electra_jax.data.tokenizers.sentencepiece import SPACE, SentencePiece
 from electra_jax.data.tokenizers.wordpiece import CONTINUATION, WordPiece
-from electra_jax.errors import UserError
-from electra_jax.files import read_json
+from electra_jax.errors import UserError, located
+from electra_jax.files import read_json, write_json
 
+CONFIG, PIPELINE = "tokenizer_config.json", "tokenizer.json"
 SPECIAL_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 MAX_WORD_CHARS = 100  # Hugging Face's default, where the original has 200
-VOCABULARIES = (WordPiece.vocab_file, SentencePiece.vocab_file, "tokenizer.json")
 
 
 def read_tokenizer(directory: Path, max_word_chars: int = MAX_WORD_CHARS) -> Tokenizer | None:
@@ -30,78 +29,72 @@ def read_tokenizer(directory: Path, max_word_chars: int = MAX_WORD_CHARS) -> Tok
     Settings are those of `tokenizer_config.json`, then those of `tokenizer.json`, then BERT's.
 
     Args:
-      max_word_chars: what holds where no file says so.
+      max_word_chars: holds where no file says otherwise.
 
     Raises:
       UserError: a file is damaged, or asks for what ours cannot do.
     """
-    if not any((directory / name).is_file() for name in VOCABULARIES):
+    files = [directory / family.vocab_file for family in (SentencePiece, WordPiece)]
+    pieces, words, path = (*files, directory / PIPELINE)
+    if not any(file.is_file() for file in (pieces, words, path)):
         return None
-    paths = (directory / name for name in ("tokenizer_config.json", "tokenizer.json"))
-    config, pipeline = (read_json(path) if path.is_file() else {} for path in paths)
-    settings = _settings(directory, config, pipeline)
-    if (directory / SentencePiece.vocab_file).is_file():
-        return SentencePiece.from_file(directory / SentencePiece.vocab_file, **settings)
-    model = pipeline.get("model")
-    model = model if isinstance(model, dict) else {}
-    max_word_chars = model.get("max_input_chars_per_word", max_word_chars)
-    if type(max_word_chars) is not int or max_word_chars < 1:
-        raise UserError(
-            f"{directory / 'tokenizer.json'}: max_input_chars_per_word is {max_word_chars!r}; "
-            "allowed: a number, at least 1"
-        )
-    settings["max_word_chars"] = max_word_chars
-    if (directory / WordPiece.vocab_file).is_file():
-        return WordPiece.from_file(directory / WordPiece.vocab_file, **settings)
-    return WordPiece(_vocab(directory / "tokenizer.json", model, settings), **settings)
+    config, pipeline = (
+        read_json(file) if file.is_file() else {} for file in (directory / CONFIG, path)
+    )
+    model = _section(pipeline, "model")
+    settings = _settings(directory, config, _section(pipeline, "normalizer"))
+    if pieces.is_file():
+        return SentencePiece.from_file(pieces, **settings)
+    name = "max_input_chars_per_word"
+    settings["max_word_chars"] = model.get(name, max_word_chars)
+    check_setting(f"{path}: {name}", "max_word_chars", settings["max_word_chars"])
+    if words.is_file():
+        return WordPiece.from_file(words, **settings)
+    with located(path):
+        return WordPiece(_vocab(model), **settings)
 
 
-def _settings(directory: Path, config: dict[str, Any], pipeline: dict[str, Any]) -> dict[str, Any]:
-    normalizer = pipeline.get("normalizer")
-    normalizer = normalizer if isinstance(normalizer, dict) else {}
+def _section(pipeline: Mapping[str, Any], name: str) -> dict[str, Any]:
+    section = pipeline.get(name)
+    return section if isinstance(section, dict) else {}
 
-    def setting(name: str, theirs: str, default: bool | None) -> bool | None:
+
+def _settings(
+    directory: Path, config: Mapping[str, Any], normalizer: Mapping[str, Any]
+) -> dict[str, Any]:
+    def setting(name: str, theirs: str, default: bool) -> bool:
         value = config.get(name, normalizer.get(theirs))
         value = default if value is None else value
-        if not isinstance(value, bool | None):
-            raise UserError(f"{directory}: {name} is {value!r}; allowed: true or false")
+        check_setting(f"{directory}: {name}", "lower_case", value)
         return value
 
     lower_case = setting("do_lower_case", "lowercase", True)
     strip_accents = setting("strip_accents", "strip_accents", lower_case)
     if strip_accents and not lower_case:
         raise UserError(
-            f"{directory}: strip_accents is true and do_lower_case is false, which our tokenizers "
-            "do not do"
+            f"{directory}: strip_accents is true and do_lower_case is false; our tokenizers strip "
+            "accents of lower-cased text only"
         )
     if not setting("tokenize_chinese_chars", "handle_chinese_chars", True):
         raise UserError(
             f"{directory}: tokenize_chinese_chars is false; our tokenizers always split them"
         )
-    names = []
-    for name, default in zip(SPECIAL_NAMES, SPECIAL_TOKENS, strict=True):
-        token = config.get(name, default)
-        token = token.get("content") if isinstance(token, dict) else token
-        if not isinstance(token, str) or not token or token in names:
-            raise UserError(f"{directory}: {name} is {token!r}; allowed: a name of its own")
-        names.append(token)
-    return {"special_tokens": names, "lower_case": lower_case, "strip_accents": strip_accents}
+    tokens = [config.get(*pair) for pair in zip(SPECIAL_NAMES, SPECIAL_TOKENS, strict=True)]
+    tokens = [token.get("content") if isinstance(token, dict) else token for token in tokens]
+    check_setting(f"{directory}: ({', '.join(SPECIAL_NAMES)})", "special_tokens", tokens)
+    return {"special_tokens": tokens, "lower_case": lower_case, "strip_accents": strip_accents}
 
 
-def _vocab(path: Path, model: dict[str, Any], settings: dict[str, Any]) -> Sequence[str]:
+def _vocab(model: Mapping[str, Any]) -> list[str]:
     vocab = model.get("vocab")
     if model.get("type") != "WordPiece" or not isinstance(vocab, dict):
         raise UserError(
-            f"{path}: the model is {model.get('type')!r}; allowed: 'WordPiece', or a directory "
-            f"with {WordPiece.vocab_file} or {SentencePiece.vocab_file}"
+            f"the model is {model.get('type')!r}; allowed: 'WordPiece', or a directory with "
+            f"{WordPiece.vocab_file} or {SentencePiece.vocab_file}"
         )
     if {*map(repr, vocab.values())} != {*map(repr, range(len(vocab)))}:
-        raise UserError(f"{path}: the ids are not 0 to {len(vocab) - 1}, each once")
-    tokens = sorted(vocab, key=vocab.get)
-    missing = {*settings["special_tokens"]} - {*tokens}
-    if missing:
-        raise UserError(f"{path}: the vocabulary lacks {', '.join(sorted(missing))}")
-    return tokens
+        raise UserError(f"the ids are not 0 to {len(vocab) - 1}, each once")
+    return sorted(vocab, key=vocab.get)
 
 
 def write_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int) -> None:
@@ -124,10 +117,9 @@ def write_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int) -> N
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
     }
-    to_pipeline(tokenizer).save(str(directory / "tokenizer.json"))
+    to_pipeline(tokenizer).save(str(directory / PIPELINE))
     (directory / tokenizer.vocab_file).write_bytes(tokenizer.content)
-    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-    (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    write_json(directory / CONFIG, config)
 
 
 def to_pipeline(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
@@ -136,13 +128,14 @@ def to_pipeline(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
     Raises:
       UserError: a SentencePiece model is of a kind that the `tokenizers` library does not have.
     """
-    if isinstance(tokenizer, WordPiece):
-        pipeline = _wordpiece(tokenizer)
-    else:
-        pipeline = _sentencepiece(tokenizer)
+    ids = {token: i for i, token in enumerate(tokenizer.vocab)}
     names = [tokenizer.vocab[i] for i in tokenizer.special_ids]
+    _, unknown, cls, sep, _ = names
+    if isinstance(tokenizer, WordPiece):
+        pipeline = _wordpiece(ids, unknown, tokenizer.settings)
+    else:
+        pipeline = _sentencepiece(ids, unknown, tokenizer)
     pipeline.add_special_tokens([AddedToken(name, normalized=False) for name in names])
-    _, _, cls, sep, _ = names
     pipeline.post_processor = processors.TemplateProcessing(
         single=f"{cls}:0 $A:0 {sep}:0",
         pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
@@ -151,59 +144,52 @@ def to_pipeline(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
     return pipeline
 
 
-def _wordpiece(tokenizer: WordPiece) -> tokenizers.Tokenizer:
-    settings = tokenizer.settings
-    pipeline = tokenizers.Tokenizer(
-        models.WordPiece(
-            {token: i for i, token in enumerate(tokenizer.vocab)},
-            unk_token=tokenizer.vocab[tokenizer.unk_id],
-            max_input_chars_per_word=settings["max_word_chars"],
-        )
-    )
-    pipeline.normalizer = normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=True,
+def _bert_normalizer(settings: Mapping[str, Any], cleans: bool) -> normalizers.Normalizer:
+    return normalizers.BertNormalizer(
+        clean_text=cleans,
+        handle_chinese_chars=cleans,
         strip_accents=settings["lower_case"] and settings["strip_accents"],
         lowercase=settings["lower_case"],
     )
+
+
+def _wordpiece(
+    ids: dict[str, int], unknown: str, settings: Mapping[str, Any]
+) -> tokenizers.Tokenizer:
+    longest = settings["max_word_chars"]
+    model = models.WordPiece(ids, unk_token=unknown, max_input_chars_per_word=longest)
+    pipeline = tokenizers.Tokenizer(model)
+    pipeline.normalizer = _bert_normalizer(settings, cleans=True)
     pipeline.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     pipeline.decoder = decoders.WordPiece(CONTINUATION)
     return pipeline
 
 
-def _sentencepiece(tokenizer: SentencePiece) -> tokenizers.Tokenizer:
-    model = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.content)
-    _check_carried(model, tokenizer)
-    spec, trained = model.normalizer_spec, model.trainer_spec
+def _sentencepiece(
+    ids: dict[str, int], unknown: str, tokenizer: SentencePiece
+) -> tokenizers.Tokenizer:
+    proto = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.content)
+    spec, trained = proto.normalizer_spec, proto.trainer_spec
+    _check_carried(proto, {tokenizer.vocab[i] for i in tokenizer.special_ids})
     if trained.model_type == trained.UNIGRAM:
-        scores = {piece.piece: piece.score for piece in model.pieces}
-        vocab = [(token, scores.get(token, 0.0)) for token in tokenizer.vocab]
-        pipeline = tokenizers.Tokenizer(
-            models.Unigram(vocab, tokenizer.unk_id, trained.byte_fallback)
-        )
+        scores = {piece.piece: piece.score for piece in proto.pieces}
+        vocab = [(token, scores.get(token, 0.0)) for token in ids]
+        model = models.Unigram(vocab, ids[unknown], trained.byte_fallback)
     else:
-        pipeline = tokenizers.Tokenizer(
-            models.BPE(
-                {token: i for i, token in enumerate(tokenizer.vocab)},
-                _merges(model),
-                unk_token=tokenizer.vocab[tokenizer.unk_id],
-                fuse_unk=True,
-                byte_fallback=trained.byte_fallback,
-            )
+        model = models.BPE(
+            ids,
+            _merges(proto),
+            unk_token=unknown,
+            fuse_unk=True,
+            byte_fallback=trained.byte_fallback,
         )
+    pipeline = tokenizers.Tokenizer(model)
     steps: list[normalizers.Normalizer] = []
     if tokenizer.settings["lower_case"]:
-        steps.append(
-            normalizers.BertNormalizer(
-                clean_text=False,
-                handle_chinese_chars=False,
-                strip_accents=tokenizer.settings["strip_accents"],
-                lowercase=True,
-            )
-        )
+        steps.append(_bert_normalizer(tokenizer.settings, cleans=False))
     if tokenizer.settings["lower_case"] and tokenizer.settings["strip_accents"]:
-        # That took Hangul syllables apart. The model's table joins them again, the library's way to
-        # read it only what is shorter than 6 bytes.
+        # That took Hangul syllables apart. The model's table joins them again; as the library reads
+        # that table, it joins only what is shorter than 6 bytes.
         steps.append(normalizers.NFC())
     if spec.precompiled_charsmap:
         steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
@@ -222,31 +208,25 @@ def _sentencepiece(tokenizer: SentencePiece) -> tokenizers.Tokenizer:
     return pipeline
 
 
-def _check_carried(model: Any, tokenizer: SentencePiece) -> None:
-    spec, trained = model.normalizer_spec, model.trainer_spec
-    if trained.model_type not in (trained.UNIGRAM, trained.BPE):
-        kind = trained.ModelType.Name(trained.model_type).lower()
-        raise UserError(
-            f"the SentencePiece model is of the kind {kind!r}, for which Hugging Face has no "
-            "tokenizer with the same ids; allowed: unigram, bpe"
-        )
-    special = {tokenizer.vocab[i] for i in tokenizer.special_ids}
-    symbols = {x.piece for x in model.pieces if x.type == x.USER_DEFINED} - special
-    if symbols or trained.treat_whitespace_as_suffix or not spec.escape_whitespaces:
-        found = (
-            f"user-defined symbols ({', '.join(sorted(symbols)[:5])})"
-            if symbols
-            else "its own spaces"
-        )
-        raise UserError(
-            f"the SentencePiece model has {found}, for which Hugging Face has no tokenizer with "
-            "the same ids"
-        )
+def _check_carried(proto: Any, special: set[str]) -> None:
+    spec, trained = proto.normalizer_spec, proto.trainer_spec
+    symbols = {x.piece for x in proto.pieces if x.type == x.USER_DEFINED} - special
+    kind = trained.ModelType.Name(trained.model_type).lower()
+    for is_carried, found in (
+        (kind in ("unigram", "bpe"), f"the kind {kind!r} (allowed: unigram, bpe)"),
+        (not symbols, f"user-defined symbols ({', '.join(sorted(symbols)[:5])})"),
+        (spec.escape_whitespaces and not trained.treat_whitespace_as_suffix, "its own spaces"),
+    ):
+        if not is_carried:
+            raise UserError(
+                f"the SentencePiece model has {found}, for which Hugging Face has no tokenizer "
+                "with the same ids"
+            )
 
 
-def _merges(model: Any) -> list[tuple[str, str]]:
-    """Pairs of pieces in the order in which BPE joins them: by the score of what they become."""
-    scores = {piece.piece: piece.score for piece in model.pieces if piece.type == piece.NORMAL}
+def _merges(proto: Any) -> list[tuple[str, str]]:
+    """Pairs of pieces in the order in which BPE joins them: by the score of the joined piece."""
+    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == piece.NORMAL}
     order = {piece: i for i, piece in enumerate(scores)}
     pairs = [
         (-score, order[piece[:k]], order[piece[k:]])

@@ -17,7 +17,6 @@ from electra_jax.data.preparation import prepare
 from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.inference import network_outputs
-from electra_jax.interop.generator import generator_weights
 from electra_jax.interop.pretrained import load_networks
 from electra_jax.modeling.params import Params
 from electra_jax.monitoring import health
@@ -84,6 +83,9 @@ def make_job(config: ConfigDict, is_new: bool, log: Log) -> Job:
     flops_per_token = objective.flops_per_token(length)
     optimizer = OptimizerConfig(num_steps=config.num_train_steps, **config.optimizer)
     program = program_of(config, make_mesh(config.parallel), objective, optimizer)
+    initial: dict[str, np.ndarray] = {}
+    if is_new and (config.init_from or config.generator.init_from):
+        initial = load_networks(config, objective, store.tokenizer, log)
 
     def batches(start: int, share: tuple[int, int]) -> Iterator[dict[str, np.ndarray]]:
         return loader.train_batches(
@@ -112,7 +114,7 @@ def make_job(config: ConfigDict, is_new: bool, log: Log) -> Job:
             keep_best=config.checkpoint.keep_best,
             show=make_show(config, objective, store.tokenizer, held_out),
         ),
-        initial=initial_weights(config, objective, store.tokenizer, log) if is_new else {},
+        initial=initial,
         facts=describe(config, splits, rows, held_out, flops_per_token),
         flops_per_token=flops_per_token,
         learned_from=health.begin_of(
@@ -135,38 +137,6 @@ def fits(before: ConfigDict, now: ConfigDict, step: int) -> bool:
     was, becomes = (objective_for(x, before.data.vocab_size) for x in (before, now))
     switches = {was.switch_step, becomes.switch_step}
     return was.structure() == becomes.structure() and (len(switches) == 1 or min(switches) > step)
-
-
-def initial_weights(
-    config: ConfigDict, objective: Objective, tokenizer: Tokenizer, log: Log
-) -> dict[str, np.ndarray]:
-    """Parameters to start with, by path: of `config.init_from`, and the generator's own.
-
-    Raises UserError where they cannot be read or do not fit, or where what both networks share is
-    not the same in both sources.
-    """
-    initial: dict[str, np.ndarray] = {}
-    if config.init_from:
-        initial = load_networks(
-            objective,
-            tokenizer,
-            log,
-            init_from=config.init_from,
-            init_missing=config.init_missing,
-            init_resize=config.init_resize,
-            seed=config.seed,
-        )
-    if not config.generator.init_from:
-        return initial
-    own = generator_weights(Path(config.generator.init_from), tokenizer, objective.structure())
-    for name in sorted(initial.keys() & own.keys()):
-        if not name.startswith("generator/") and not np.array_equal(initial[name], own[name]):
-            raise UserError(
-                f"config.generator.init_from is {config.generator.init_from!r}, whose {name} is "
-                f"not that of config.init_from = {config.init_from!r}; "
-                "config.generator.sharing = 'none' has room for both"
-            )
-    return initial | own
 
 
 def make_show(

@@ -126,9 +126,13 @@ NAMING = Naming(
         "encoder/layers/output_norm": ("electra.encoder.layer.{}.output.LayerNorm",),
     },
     parts={
-        "encoder": Part("ElectraModel"),
+        "encoder": Part(
+            "ElectraModel", "An ELECTRA encoder: hidden states for every token, to be fine-tuned."
+        ),
         "discriminator": Part(
             "ElectraForPreTraining",
+            "An ELECTRA discriminator: a positive logit says that a token was replaced. It is the "
+            "part to fine-tune. It does not fill masks; the generator does.",
             {
                 "head/dense": "discriminator_predictions.dense",
                 "head/output": "discriminator_predictions.dense_prediction",
@@ -136,6 +140,8 @@ NAMING = Naming(
         ),
         "generator": Part(
             "ElectraForMaskedLM",
+            "An ELECTRA generator, a masked language model: it fills masks. To fine-tune, use the "
+            "discriminator where there is one.",
             {
                 "head/dense": "generator_predictions.dense",
                 "head/norm": "generator_predictions.LayerNorm",
@@ -144,10 +150,19 @@ NAMING = Naming(
         ),
         "classifier": Part(
             "ElectraForSequenceClassification",
+            "An ELECTRA encoder fine-tuned to classify or rate texts.",
             {"head/dense": "classifier.dense", "head/output": "classifier.out_proj"},
         ),
-        "qa": Part("ElectraForQuestionAnswering", {"head/output": "qa_outputs"}),
-        "tagger": Part("ElectraForTokenClassification", {"head/output": "classifier"}),
+        "qa": Part(
+            "ElectraForQuestionAnswering",
+            "An ELECTRA encoder fine-tuned to find answers in a text.",
+            {"head/output": "qa_outputs"},
+        ),
+        "tagger": Part(
+            "ElectraForTokenClassification",
+            "An ELECTRA encoder fine-tuned to label words.",
+            {"head/output": "classifier"},
+        ),
     },
     tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
     sizes={
