@@ -18,10 +18,10 @@ from electra_jax.finetune.tasks import TASKS
 from electra_jax.finetune.tasks.base import Task
 from electra_jax.finetune.tasks.glue import GlueTask
 from electra_jax.finetune.tasks.sentences import Example as Text
+from electra_jax.finetune.tasks.sentences import TableTask
 from electra_jax.finetune.tasks.squad import SquadTask
 from electra_jax.finetune.tasks.squad_files import Answer
 from electra_jax.finetune.tasks.squad_files import Example as Question
-from electra_jax.finetune.tasks.table import TableTask
 from electra_jax.finetune.tasks.tagging import Example as Sentence
 from electra_jax.finetune.tasks.tagging import TaggingTask
 

@@ -13,7 +13,7 @@ from electra_jax.config import get_config
 from electra_jax.data import tokenizers
 from electra_jax.errors import UserError
 from electra_jax.finetune.config import make_objective, make_task
-from electra_jax.finetune.evaluation import Predictor
+from electra_jax.finetune.results import Predictor
 from electra_jax.inference.request import Answer, Model, Request
 from electra_jax.run.workdir import chosen_step
 from electra_jax.sharding.mesh import everywhere, make_mesh

@@ -3,8 +3,7 @@
 A task does all that is not the network. The job that trains knows no task but through this
 interface:
 
-    examples = task.read("train")
-    features = task.features(examples, tokenizer, max_length=128, training=True)
+    features = task.features(task.read("train"), tokenizer, max_length=128, training=True)
     ...  # the network is trained on batches of these rows
 
     for split in (*task.eval_splits, *task.test_splits):
@@ -38,18 +37,41 @@ TRAIN = "train"
 Log = Callable[[str], None]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Files:
+    """The splits of a task."""
+
+    train: str = setting("", "the file of the split")
+    dev: str = setting("", "likewise")
+    test: str = setting("", "likewise")
+
+
+def are_names(labels: tuple) -> bool:
+    """Whether these can be labels."""
+    return all(x and isinstance(x, str) for x in labels) and len({*labels}) == len(labels)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Labels:
+    """Names of what is predicted."""
+
+    labels: tuple = setting(
+        (), "names; default: those of the training data", Check(are_names, "text, each once")
+    )
+
+
 class Task(ABC):
     """A data set to fine-tune on; with the settings that a run has kept, what the run predicts.
 
-    Features are a dict of arrays, whose first axis is the row. A row is what the network sees at
-    once; most examples have one, long documents several. All tasks have
+    Its splits are files, labeled or not, as their content says. They are read when they are asked
+    for, and then once. Features are a dict of arrays, whose first axis is the row. A row is what
+    the network sees at once; most examples have one, long documents several. All tasks have
 
         input_ids, segment_ids (1, and 0 for padding), position_ids, token_type_ids   int32 [N, L]
         example: the index of the example that a row belongs to                     int32 [N]
 
-    and, if all examples are labeled, what the head is trained on. L is `max_length`, or less if no
-    row needs so much. Outputs are those of the head, with as many rows as the features, in the same
-    order.
+    and, if all examples are labeled, what the head is trained on. L is `max_length`. Outputs are
+    those of the head, with as many rows as the features, in the same order.
 
     Args:
       name: for messages and results.
@@ -61,26 +83,24 @@ class Task(ABC):
       Settings: a frozen dataclass of the task's own fields of `config.data`.
       can_read_lines: whether `unlabeled` can be told that there is an example a line.
       head: what the network predicts.
-      eval_splits: the labeled splits beside `train`; they are predicted and scored.
-      test_splits: splits without labels; they are predicted, never scored.
       metrics: of the scores, the main one, by which runs are compared, first.
     """
 
-    Settings: ClassVar[type]
+    Settings: ClassVar[type] = Files
     can_read_lines: ClassVar[bool] = False
 
     head: Head
-    eval_splits: tuple[str, ...]
-    test_splits: tuple[str, ...]
     metrics: Mapping[str, Metric]
 
     def __init__(self, name: str, settings: Any, style: str = "original", log: Log = print):
         self.name, self.settings, self.style, self.log = name, settings, style, log
+        self._examples: dict[str, list[Any]] = {}
 
     @classmethod
     def check(cls, name: str, settings: Any) -> None:
         """Raises UserError if nothing can be trained with this name and these settings."""
-        return
+        if not settings.train:
+            raise UserError("config.data.train is ''; allowed: the file to train on")
 
     @property
     def main_metric(self) -> str:
@@ -89,20 +109,40 @@ class Task(ABC):
 
     def resolved(self) -> dict[str, Any]:
         """Settings that follow from the training data; with them, predicting needs no data."""
-        fields = ("labels", *self.head.from_data)
-        return {name: getattr(self.head, name) for name in fields}
+        return {name: getattr(self.head, name) for name in ("labels", *self.head.from_data)}
 
-    @abstractmethod
+    @cached_property
+    def files(self) -> dict[str, str]:
+        """Where each split is read from."""
+        paths = {split: getattr(self.settings, split) for split in (TRAIN, "dev", "test")}
+        return {split: path for split, path in paths.items() if path}
+
+    @cached_property
+    def eval_splits(self) -> tuple[str, ...]:
+        """The labeled splits beside `train`; they are predicted and scored."""
+        others = [split for split in self.files if split != TRAIN]
+        return tuple(split for split in others if all(map(self.is_labeled, self.read(split))))
+
+    @property
+    def test_splits(self) -> tuple[str, ...]:
+        """The splits without labels; they are predicted, never scored."""
+        return tuple(split for split in self.files if split not in (TRAIN, *self.eval_splits))
+
     def read(self, split: str) -> list[Any]:
         """The examples of a split: frozen dataclasses, one for each row of its file, in order.
 
         Raises:
           UserError: the file is missing, or has a row that is malformed; names file and line.
         """
+        if split not in self.files:
+            raise UserError(f"{self.name} has no split {split!r}; allowed: {', '.join(self.files)}")
+        if split not in self._examples:
+            self._examples[split] = self.read_file(split, self.files[split])
+        return self._examples[split]
 
-    def place(self, split: str) -> str:
-        """Where the examples of a split are from, for messages."""
-        return self.name
+    @abstractmethod
+    def read_file(self, split: str, path: str) -> list[Any]:
+        """As `read`, from the file of the split."""
 
     @abstractmethod
     def features(
@@ -152,6 +192,10 @@ class Task(ABC):
         return [write_text(directory / f"{split}.jsonl", "".join(lines))]
 
     @abstractmethod
+    def answer(self, prediction: Any) -> dict[str, Any]:
+        """A prediction as a JSON object."""
+
+    @abstractmethod
     def example(self, number: int, values: Mapping[str, Any], where: str) -> Any:
         """The example that a JSON object, or a row of a table, stands for; its label is not read.
 
@@ -162,10 +206,6 @@ class Task(ABC):
         Raises:
           UserError: something is missing or of another kind.
         """
-
-    @abstractmethod
-    def answer(self, prediction: Any) -> dict[str, Any]:
-        """A prediction as a JSON object."""
 
     def unlabeled(self, path: str, by_line: bool = False) -> list[Any]:
         """The examples of a file, in order; labels that are in it are not read.
@@ -178,78 +218,3 @@ class Task(ABC):
         """
         rows = enumerate(read_table(path))
         return [self.example(i, values, f"{path}, line {line}") for i, (line, values) in rows]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Files:
-    """The splits of a `FileTask`."""
-
-    train: str = setting("", "the file of the split")
-    dev: str = setting("", "likewise")
-    test: str = setting("", "likewise")
-
-
-def are_names(labels: tuple) -> bool:
-    """Whether these can be labels."""
-    return all(x and isinstance(x, str) for x in labels) and len({*labels}) == len(labels)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Labels:
-    """Names of what is predicted."""
-
-    labels: tuple = setting(
-        (), "names; default: those of the training data", Check(are_names, "text, each once")
-    )
-
-
-class FileTask(Task):
-    """A task whose splits are files, labeled or not, as their content says.
-
-    Files are not read before they are asked for, and then once.
-    """
-
-    Settings: ClassVar[type[Files]]
-
-    @classmethod
-    def check(cls, name: str, settings: Files) -> None:
-        """See `Task.check`."""
-        if not settings.train:
-            raise UserError("config.data.train is ''; allowed: the file to train on")
-
-    @abstractmethod
-    def read_file(self, split: str, path: str) -> list[Any]:
-        """See `Task.read`."""
-
-    @cached_property
-    def files(self) -> dict[str, str]:
-        """The file of each split."""
-        paths = {split: getattr(self.settings, split) for split in (TRAIN, "dev", "test")}
-        return {split: path for split, path in paths.items() if path}
-
-    @cached_property
-    def eval_splits(self) -> tuple[str, ...]:
-        """The labeled splits beside `train`."""
-        others = [split for split in self.files if split != TRAIN]
-        return tuple(split for split in others if all(map(self.is_labeled, self.read(split))))
-
-    @property
-    def test_splits(self) -> tuple[str, ...]:
-        """The splits without labels."""
-        return tuple(split for split in self.files if split not in (TRAIN, *self.eval_splits))
-
-    def place(self, split: str) -> str:
-        """The path of the file."""
-        return self.files[split]
-
-    @cached_property
-    def _examples(self) -> dict[str, list[Any]]:
-        return {}
-
-    def read(self, split: str) -> list[Any]:
-        """See `Task.read`."""
-        if split not in self.files:
-            raise UserError(f"{self.name} has no split {split!r}; allowed: {', '.join(self.files)}")
-        if split not in self._examples:
-            self._examples[split] = self.read_file(split, self.files[split])
-        return self._examples[split]
