@@ -11,7 +11,7 @@ from pathlib import Path
 from absl import flags
 
 from electra_jax import cli
-from electra_jax.finetune.submission import zip_submission
+from electra_jax.finetune.tasks.glue import zip_submission
 
 
 def main() -> None:

@@ -90,7 +90,7 @@ def test_multilabel_and_regression():
     np.testing.assert_allclose(found, [-chosen.mean(axis=1).sum(), 3], rtol=1e-5)
 
     objective, params = network("regression")
-    values = outputs(objective, params, rows)["logits"][:, 0]
+    values = outputs(objective, params, rows)["logits"]
     label = np.array([0.5, -1, 2], np.float32)
     found = sums(objective, params, rows | {"label": label})["loss"]
     np.testing.assert_allclose(found, [((values - label) ** 2).sum(), 3], rtol=1e-5)

@@ -69,7 +69,7 @@ class Data(Loading):
 class Optimizer(Adam):
     """Rate and schedule."""
 
-    learning_rate: float | None = setting(None, "default: by width, see `learning_rate`", POSITIVE)
+    learning_rate: float | None = setting(None, "default: by width, see `rates`", POSITIVE)
     warmup_fraction: float = setting(0.1, "of all updates", SHARE)
     layerwise_decay: float | None = setting(
         None,
@@ -103,9 +103,7 @@ class FineTuning(Run):
         Check(bool, "a run, an export or a Hugging Face directory to start from"),
     )
     head: str = setting(
-        "original",
-        "huggingface: what `transformers` has in its place",
-        one_of(*STYLES),
+        "original", "huggingface: what `transformers` has in its place", one_of(*STYLES)
     )
     num_trials: int = setting(1, "with the seeds seed, seed + 1, ...", COUNT)
     trials_at_once: int = setting(1, "trained in one program, where memory allows", COUNT)
@@ -224,13 +222,7 @@ def make_objective(config: ConfigDict, task: Task) -> objective.FineTuning:
     return objective.FineTuning(encoder, task.head)
 
 
-def learning_rate(encoder: EncoderConfig) -> float:
-    """The paper's for small, base and large (spec 4.5), by width."""
-    if encoder.hidden_size < 512:
-        return 3e-4
-    return 1e-4 if encoder.hidden_size < 1024 else 5e-5
-
-
-def layerwise_decay(encoder: EncoderConfig) -> float:
-    """The paper's for small and base, and for large (spec 4.5), by depth."""
-    return 0.8 if encoder.num_layers < 24 else 0.9
+def rates(encoder: EncoderConfig) -> tuple[float, float]:
+    """The paper's rates for small, base and large by width, and layer-wise decay by depth."""
+    width, decay = encoder.hidden_size, 0.8 if encoder.num_layers < 24 else 0.9
+    return 3e-4 if width < 512 else 1e-4 if width < 1024 else 5e-5, decay

@@ -12,7 +12,7 @@ from electra_jax.data.features import Arrays, FeatureRows
 from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.files import read_json, write_text
 from electra_jax.finetune.buckets import trimmed
-from electra_jax.finetune.tasks.base import Task
+from electra_jax.finetune.tasks.base import Scores, Task
 from electra_jax.modeling.params import Params
 from electra_jax.monitoring.display import log_line
 from electra_jax.run.workdir import RESULTS
@@ -21,24 +21,17 @@ from electra_jax.training.prediction import Predict, predict_rows
 INPUTS = ("input_ids", "segment_ids", "position_ids", "token_type_ids")
 
 Predictions = dict[str, list]  # of each split
-Scores = dict[str, dict[str, float]]  # of each labeled split
 
 
 @dataclasses.dataclass(frozen=True)
 class Predictor:
-    """A network that predicts examples of a task.
-
-    Attributes:
-      predict: compiled outputs of the head.
-      max_length: tokens of a row.
-      batch_size: rows that the network sees at once.
-    """
+    """A network that predicts examples of a task."""
 
     task: Task
     tokenizer: Tokenizer
-    predict: Predict
-    max_length: int
-    batch_size: int
+    predict: Predict  # compiled outputs of the head
+    max_length: int  # tokens of a row
+    batch_size: int  # rows that the network sees at once
 
     def features(self, examples: Sequence) -> Arrays:
         """What the network sees of examples."""
@@ -57,7 +50,7 @@ class Predictor:
         return outputs and self.task.predict(examples, features, outputs)
 
 
-def as_metrics(scores: Scores) -> dict[str, float]:
+def as_metrics(scores: Mapping[str, Scores]) -> dict[str, float]:
     """Scores of the first split by `eval/NAME`, of the others by `eval/SPLIT/NAME`."""
     return {
         f"eval/{name}" if place == 0 else f"eval/{split}/{name}": value
@@ -70,7 +63,7 @@ def write_results(
     workdir: Path,
     task: Task,
     predictions: Predictions,
-    scores: Scores,
+    scores: Mapping[str, Scores],
     floors: Mapping[str, float],
     seed: int,
     step: int,

@@ -14,25 +14,11 @@ from electra_jax.data import loader
 from electra_jax.data.features import Arrays
 from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
+from electra_jax.finetune import results
 from electra_jax.finetune.buckets import make_buckets
-from electra_jax.finetune.config import (
-    layerwise_decay,
-    learning_rate,
-    make_objective,
-    make_task,
-    settings,
-    sizes,
-    validate,
-)
-from electra_jax.finetune.results import (
-    Predictions,
-    Predictor,
-    Scores,
-    as_metrics,
-    write_results,
-    write_summary,
-)
-from electra_jax.finetune.tasks.base import TRAIN, Task
+from electra_jax.finetune.config import make_objective, make_task, rates, settings, sizes, validate
+from electra_jax.finetune.results import Predictions, Predictor
+from electra_jax.finetune.tasks.base import TRAIN, Scores, Task
 from electra_jax.interop.pretrained import Pretrained, load_encoder
 from electra_jax.modeling.encoders.base import EncoderConfig
 from electra_jax.modeling.params import Params, path_name
@@ -83,7 +69,7 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
             by_seed = {config.seed + first + i: path for i, path in enumerate(group)}
             trials.run(by_seed, together, interruption)
     if config.num_trials > 1 and jax.process_index() == 0:
-        write_summary(workdir, trials.task, workdirs)
+        results.write_summary(workdir, trials.task, workdirs)
 
 
 class Trials:
@@ -145,7 +131,7 @@ class Trials:
                 if predictions is None:
                     return None
                 known.update(predictions)
-                found.append(as_metrics(self.scores(predictions)))
+                found.append(results.as_metrics(self.scores(predictions)))
             first, *others = found
             return {x: float(np.mean([y[x] for y in found])) for x in first} if others else first
 
@@ -167,7 +153,7 @@ class Trials:
                 known = {}
             known |= self.predictions(params, [name for name in self.splits if name not in known])
             floors = {x: self.task.floor(self.splits[x][0]) for x in self.task.eval_splits}
-            write_results(workdir, self.task, known, self.scores(known), floors, seed, step)
+            results.write_results(workdir, self.task, known, self.scores(known), floors, seed, step)
 
     def predictions(
         self, params: Params, splits: Iterable[str], is_stopped: IsStopped = lambda: False
@@ -180,7 +166,7 @@ class Trials:
                 return None
         return found
 
-    def scores(self, predictions: Predictions) -> Scores:
+    def scores(self, predictions: Predictions) -> dict[str, Scores]:
         """The scores of the labeled splits."""
         splits = self.task.eval_splits
         return {name: self.task.score(self.splits[name][0], predictions[name]) for name in splits}
@@ -289,9 +275,8 @@ def complete(config: ConfigDict, task: Task, encoder: EncoderConfig, num_rows: i
     check_best(config.checkpoint, config.eval_every_steps)
     if config.checkpoint.keep_best and not task.eval_splits:
         raise UserError("config.checkpoint.keep_best needs a labeled config.data.dev")
-    optimizer = config.optimizer
-    optimizer.learning_rate = optimizer.learning_rate or learning_rate(encoder)
-    optimizer.layerwise_decay = optimizer.layerwise_decay or layerwise_decay(encoder)
+    for name, usual in zip(("learning_rate", "layerwise_decay"), rates(encoder), strict=True):
+        config.optimizer[name] = config.optimizer[name] or usual
     config.data.update(task.resolved())
     return config
 

@@ -32,8 +32,7 @@ Logits = Float[Array, "B C"]
 class SentenceLayers(nnx.Module):
     """Dropout and a linear layer on the state of `[CLS]`.
 
-    Args:
-      has_dense: whether dropout, a dense layer and gelu come first, as Hugging Face has it.
+    With `has_dense`, dropout, a dense layer and gelu come first, as Hugging Face has it.
     """
 
     def __init__(self, config: EncoderConfig, num_outputs: int, has_dense: bool, rngs: nnx.Rngs):
@@ -58,12 +57,9 @@ class SentenceHead(base.Head):
 
     Rows to train on have what `targets` returns as `label`. All else that a task needs to know of
     labels, it asks its head.
-
-    Attributes:
-      scores: of predictions, the main one first.
     """
 
-    scores: ClassVar[Mapping[str, Score]]
+    scores: ClassVar[Mapping[str, Score]]  # the main one first
 
     def layers(self, encoder: EncoderConfig, rngs: nnx.Rngs) -> SentenceLayers:
         """See `Head.layers`."""
@@ -117,7 +113,7 @@ class SentenceHead(base.Head):
 class Classification(SentenceHead):
     """One of the labels. Targets are int32 [B]: ids."""
 
-    metrics: ClassVar[Mapping[str, Metric]] = {"loss": base.LOSS, "accuracy": base.ACCURACY}
+    metrics: ClassVar[Mapping[str, Metric]] = {"loss": base.LOSS, "accuracy": scores.ACCURACY}
     scores: ClassVar[Mapping[str, Score]] = {
         "accuracy": scores.ACCURACY,
         "macro_f1": scores.MACRO_F1,
@@ -202,13 +198,9 @@ class Multilabel(SentenceHead):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Regression(SentenceHead):
-    """One number. Targets are float32 [B], scaled; so are the outputs.
+    """One number. Targets are float32 [B], scaled; so are the outputs, `logits` [B]."""
 
-    Attributes:
-      value_range: the numbers that the network sees as 0 and 1.
-    """
-
-    value_range: tuple[float, float] = (0.0, 1.0)
+    value_range: tuple[float, float] = (0.0, 1.0)  # the numbers that the network sees as 0 and 1
 
     from_data: ClassVar[tuple[str, ...]] = ("value_range",)
     metrics: ClassVar[Mapping[str, Metric]] = {
@@ -220,6 +212,10 @@ class Regression(SentenceHead):
         "mse": scores.SQUARED_ERROR,
     }
     huggingface: ClassVar[HuggingFace] = HuggingFace("classifier", "regression")
+
+    def outputs(self, layers: SentenceLayers, hidden: Hidden, batch: Batch) -> Outputs:
+        """Scaled numbers."""
+        return {"logits": layers(hidden, None)[:, 0]}
 
     def loss_sums(self, logits: Logits, targets: Array, weights: Float[Array, "B"]) -> Sums:
         """The squared error of scaled numbers."""
@@ -255,7 +251,7 @@ class Regression(SentenceHead):
     def decode(self, logits: np.ndarray) -> list[tuple[float, tuple[float, ...]]]:
         """Numbers in the unit of the labels, without probabilities."""
         low, high = self.value_range
-        return [(number, ()) for number in (low + logits.ravel() * (high - low)).tolist()]
+        return [(number, ()) for number in (low + logits * (high - low)).tolist()]
 
     def constants(self, labels: Sequence[float]) -> list[float]:
         """Any number: none has a correlation with the labels."""

@@ -35,6 +35,7 @@ from electra_jax.settings import Check, setting
 TRAIN = "train"
 
 Log = Callable[[str], None]
+Scores = dict[str, float]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,22 +76,15 @@ class Task(ABC):
 
     Args:
       name: for messages and results.
-      settings: an instance of `Settings`.
       style: of the head.
       log: takes lines about the files.
-
-    Attributes:
-      Settings: a frozen dataclass of the task's own fields of `config.data`.
-      can_read_lines: whether `unlabeled` can be told that there is an example a line.
-      head: what the network predicts.
-      metrics: of the scores, the main one, by which runs are compared, first.
     """
 
-    Settings: ClassVar[type] = Files
-    can_read_lines: ClassVar[bool] = False
+    Settings: ClassVar[type] = Files  # a frozen dataclass: the task's own fields of `config.data`
+    can_read_lines: ClassVar[bool] = False  # whether `unlabeled` knows files of an example a line
 
-    head: Head
-    metrics: Mapping[str, Metric]
+    head: Head  # what the network predicts
+    metrics: Mapping[str, Metric]  # of the scores; runs are compared by the first, the main one
 
     def __init__(self, name: str, settings: Any, style: str = "original", log: Log = print):
         self.name, self.settings, self.style, self.log = name, settings, style, log
@@ -148,35 +142,29 @@ class Task(ABC):
     def features(
         self, examples: Sequence[Any], tokenizer: Tokenizer, max_length: int, training: bool
     ) -> Arrays:
-        """The rows that the network sees, each of length `max_length`.
+        """The rows that the network sees of the examples of a split, each of length `max_length`.
 
         Args:
-          examples: of one split.
           max_length: in tokens; longer texts are cut, or divided among several rows.
           training: whether the rows are to be trained on; these may be more or fewer.
         """
 
     @abstractmethod
     def predict(self, examples: Sequence[Any], features: Arrays, outputs: Arrays) -> list[Any]:
-        """A prediction for each example, in the order of the examples.
-
-        Args:
-          features: of the examples, made with `training=False`.
-          outputs: of the network for all rows.
-        """
+        """A prediction for each example, from its features and what the head has made of them."""
 
     @abstractmethod
     def is_labeled(self, example: Any) -> bool:
         """Whether the right answer to an example is known."""
 
-    def score(self, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
+    def score(self, examples: Sequence[Any], predictions: Sequence[Any]) -> Scores:
         """Scores over all labeled examples; empty if there are none."""
         pairs = zip(examples, predictions, strict=True)
         pairs = [(example, guess) for example, guess in pairs if self.is_labeled(example)]
         return self.compare(*zip(*pairs, strict=True)) if pairs else {}
 
     @abstractmethod
-    def compare(self, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
+    def compare(self, examples: Sequence[Any], predictions: Sequence[Any]) -> Scores:
         """As `score`, for examples that are all labeled, and at least one."""
 
     @abstractmethod
@@ -184,10 +172,7 @@ class Task(ABC):
         """The main score of the best answer that is the same for all of these labeled examples."""
 
     def write(self, predictions: Sequence[Any], directory: Path, split: str) -> list[Path]:
-        """Writes the predictions of a split; returns the files, each written as a whole or not.
-
-        By default that is `SPLIT.jsonl`, an answer a line.
-        """
+        """Writes the predictions of a split, an answer a line; returns the files."""
         lines = [json.dumps(self.answer(prediction)) + "\n" for prediction in predictions]
         return [write_text(directory / f"{split}.jsonl", "".join(lines))]
 

@@ -22,19 +22,12 @@ _DOCUMENT = "-DOCSTART-"
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """The words of a sentence and their tags, as in the file.
+    """The words of a sentence and their tags, as in the file."""
 
-    Attributes:
-      id: the number of the sentence in its file, from 0.
-      words: none of them is split or joined.
-      tags: as many; None when they are not known.
-      line: the number of the line with the first word, from 1.
-    """
-
-    id: str
-    words: tuple[str, ...]
-    tags: tuple[str, ...] | None
-    line: int = dataclasses.field(default=0, compare=False)
+    id: str  # the number of the sentence in its file, from 0
+    words: tuple[str, ...]  # none of them is split or joined
+    tags: tuple[str, ...] | None  # as many; None when they are not known
+    line: int = dataclasses.field(default=0, compare=False)  # of the first word, from 1
 
 
 def read_sentences(path: str, expected: int | None) -> tuple[list[Example], int]:

@@ -9,7 +9,9 @@ quotation mark is a character like any other.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import io
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
 from os.path import dirname, exists, isdir, join
 from pathlib import Path
 
@@ -17,16 +19,12 @@ from electra_jax.data.formats.tfds import records as read_data_set
 from electra_jax.data.opening import read_lines
 from electra_jax.data.tables import cell
 from electra_jax.errors import UserError
-from electra_jax.files import write_text
-from electra_jax.finetune.heads.sentence import Classification, Label, Regression, SentenceHead
+from electra_jax.files import read_json, write_bytes, write_text
+from electra_jax.finetune.heads.sentence import Classification, Regression, SentenceHead
 from electra_jax.finetune.scores import ACCURACY, F1, MATTHEWS, Score
 from electra_jax.finetune.tasks.base import TRAIN, Log
-from electra_jax.finetune.tasks.sentences import (
-    Example,
-    Prediction,
-    SentenceTask,
-    label_in,
-)
+from electra_jax.finetune.tasks.sentences import Example, Prediction, SentenceTask, label_in
+from electra_jax.run.workdir import RESULTS
 from electra_jax.settings import one_of, setting
 
 DIAGNOSTIC = "diagnostic"
@@ -38,33 +36,21 @@ _WITH_F1 = {"accuracy": ACCURACY, "f1": F1}
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """Where a task's files lie and what is in them.
+    """Where a task's files lie and what is in them."""
 
-    Attributes:
-      folder: the directory; also the name of the file to submit.
-      text, label: names of columns, as in the first line of a file.
-      labels: a label's place is its id; none for a regression.
-      metrics: the main one first. Papers report that one, and for MRPC and QQP also F1.
-      limits: of the numbers of a regression, in files and submissions.
-      tfds_text, tfds_labels: the fields of TensorFlow's data set, and the labels in the order of
-        its numbers, if these are others.
-      unordered: whether swapping the texts of a pair leaves its label as it is, and the original
-        doubles the training data so.
-      submissions: what the file to submit is called, by split, if that is not the folder.
-    """
-
-    folder: str
-    text: tuple[str, ...] = _PAIR
-    label: str = "label"
-    labels: tuple[str, ...] = ("0", "1")
+    folder: str  # the directory; also the name of the file to submit
+    text: tuple[str, ...] = _PAIR  # names of columns, as in the first line of a file
+    label: str = "label"  # likewise
+    labels: tuple[str, ...] = ("0", "1")  # a label's place is its id; none for a regression
+    # The main one first. Papers report that one, and for MRPC and QQP also F1.
     metrics: Mapping[str, Score] = dataclasses.field(default_factory={"accuracy": ACCURACY}.copy)
-    limits: tuple[float, float] | None = None
-    tfds_text: tuple[str, ...] = ()
-    tfds_labels: tuple[str, ...] = ()
-    unordered: bool = False
+    limits: tuple[float, float] | None = None  # of a regression, in files and submissions
+    tfds_text: tuple[str, ...] = ()  # fields of TensorFlow's data set, if these are others
+    tfds_labels: tuple[str, ...] = ()  # labels in the order of its numbers, likewise
+    unordered: bool = False  # whether the original doubles the training data by swapped pairs
     eval_splits: tuple[str, ...] = ("dev",)
     test_splits: tuple[str, ...] = ("test",)
-    submissions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    submissions: Mapping[str, str] = dataclasses.field(default_factory=dict)  # names, by split
 
 
 _LAYOUTS = {
@@ -113,11 +99,7 @@ SUBMISSION = tuple(
 
 
 class GlueTask(SentenceTask):
-    """One of the nine tasks, by name.
-
-    The main metrics are those of ELECTRA's tables: Matthews' correlation for CoLA, Spearman's for
-    STS-B, accuracy for the others.
-    """
+    """One of the nine tasks, by name; the main metrics are those of ELECTRA's tables."""
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Settings:
@@ -193,14 +175,14 @@ class GlueTask(SentenceTask):
         """See `Task.read`. Ids are what the column `index` or `id` says, or count rows from 0."""
         if self._is_data_set:
             return self._read_data_set(split)
-        lines = read_lines(path)
-        is_labeled = split not in self.test_splits
+        lines, is_labeled = read_lines(path), split not in self.test_splits
+        column, limits = self._layout.label, self._layout.limits
         if self.name == "cola" and is_labeled:
             columns, first = _COLA_COLUMNS, 0
         else:
             columns, first = lines[0].split("\t") if lines else [], 1
-        for column in (*self._layout.text, *([self._layout.label] if is_labeled else [])):
-            cell(dict.fromkeys(columns), column, f"{path}, line 1")
+        for name in (*self._layout.text, *([column] if is_labeled else [])):
+            cell(dict.fromkeys(columns), name, f"{path}, line 1")
         examples, malformed = [], []
         for row, line in enumerate(lines[first:]):
             where, fields = f"{path}, line {row + first + 1}", line.split("\t")
@@ -209,9 +191,17 @@ class GlueTask(SentenceTask):
                     found = f"{len(fields)} fields; the file has {len(columns)} columns"
                     raise UserError(f"{where}: {found}")
                 values = dict(zip(columns, fields, strict=True))
-                label = self._label(values, where) if is_labeled else None
                 example = self.example(row, values, where)
-                examples.append(dataclasses.replace(example, label=label))
+                if is_labeled:
+                    label = label_in(self.head, column, values, where)
+                    if limits and not limits[0] <= label <= limits[1]:
+                        found, (low, high) = values[column], limits
+                        raise UserError(
+                            f"{where}: {column} is {found!r}; allowed: a number from {low:g} to "
+                            f"{high:g}"
+                        )
+                    example = dataclasses.replace(example, label=label)
+                examples.append(example)
             except UserError as error:
                 if split != TRAIN or self.settings.on_error == "raise":
                     raise
@@ -219,14 +209,6 @@ class GlueTask(SentenceTask):
         if malformed:
             self.log(f"left out: {len(malformed):,} malformed rows, the first is {malformed[0]}")
         return examples
-
-    def _label(self, values: Mapping[str, str], where: str) -> Label:
-        column, limits = self._layout.label, self._layout.limits
-        label = label_in(self.head, column, values, where)
-        if limits and not limits[0] <= label <= limits[1]:
-            allowed = "a number from {:g} to {:g}".format(*limits)
-            raise UserError(f"{where}: {column} is {values[column]!r}; allowed: {allowed}")
-        return label
 
     def _read_data_set(self, split: str) -> list[Example]:
         """Records in the order of the official file, which TensorFlow's data sets have shuffled."""
@@ -244,3 +226,37 @@ class GlueTask(SentenceTask):
             label = None if split in self.test_splits else label
             examples.append(Example(str(record["idx"]), text_a, text_b, label))
         return examples
+
+
+def zip_submission(runs: Iterable[Path], path: Path) -> Path:
+    """Writes the archive `path` with the TSV files that `GlueTask.write` has written in `runs`.
+
+    Of a run with several trials, the best one counts.
+
+    Raises:
+      UserError: a run is not finished or has nothing to submit, or a file is missing or there
+        twice; the server accepts all or none.
+    """
+    found: dict[str, Path] = {}
+    for run in runs:
+        results = read_json(run / RESULTS)
+        if "trials" in results:
+            metric = results["main_metric"]
+            scores = [next(iter(trial["scores"].values()))[metric] for trial in results["trials"]]
+            run = run / f"trial_{scores.index(max(scores))}"
+        files = sorted((run / "predictions").glob("*.tsv"))
+        if not files:
+            raise UserError(f"{run / 'predictions'}: there is nothing to submit to GLUE")
+        for file in files:
+            if found.setdefault(file.stem, file) != file:
+                raise UserError(f"{path}: {found[file.stem]} and {file} are both for {file.stem}")
+    missing = [f"{name}.tsv" for name in SUBMISSION if name not in found]
+    if missing:
+        raise UserError(
+            f"{path}: {', '.join(missing)} missing; a submission has predictions of all tasks"
+        )
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in SUBMISSION:
+            archive.write(found[name], f"{name}.tsv")
+    return write_bytes(path, content.getvalue())

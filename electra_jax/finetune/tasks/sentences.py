@@ -19,24 +19,18 @@ from electra_jax.errors import UserError
 from electra_jax.finetune.heads import HEADS
 from electra_jax.finetune.heads.sentence import Label, SentenceHead
 from electra_jax.finetune.scores import Score
-from electra_jax.finetune.tasks.base import TRAIN, Files, Labels, Task
+from electra_jax.finetune.tasks.base import TRAIN, Files, Labels, Scores, Task
 from electra_jax.settings import Check, setting
 
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """A text, or a pair of texts.
+    """A text or a pair of texts as in the file, white space included."""
 
-    Attributes:
-      id: the number of the row in its file, or what the file says.
-      text_a, text_b: as in the file, white space included. `text_b` is None for single texts.
-      label: a name (classification), several (multilabel) or a number (regression); None: unknown.
-    """
-
-    id: str
+    id: str  # the number of the row in its file, or what the file says
     text_a: str
-    text_b: str | None
-    label: Label | None
+    text_b: str | None  # None for single texts
+    label: Label | None  # a name, several (multilabel) or a number (regression); None: unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,17 +43,12 @@ class Prediction:
 
 
 class SentenceTask(Task):
-    """Features, predictions and scores; subclasses read files.
-
-    Attributes:
-      text_columns: of the text, or of the two of a pair, in files.
-      unordered: whether training data are doubled by each pair with its texts swapped.
-    """
+    """Features, predictions and scores; subclasses read files."""
 
     head: SentenceHead
     metrics: dict[str, Score]
-    text_columns: tuple[str, ...]
-    unordered: bool = False
+    text_columns: tuple[str, ...]  # of the text, or of the two of a pair, in files
+    unordered: bool = False  # whether training data are doubled by each pair with its texts swapped
 
     def example(self, number: int, values: Mapping[str, Any], where: str) -> Example:
         """See `Task.example`. The id is what the column `id` or `index` says, or else `number`."""
@@ -93,9 +82,7 @@ class SentenceTask(Task):
         decoded = zip(examples, self.head.decode(logits), strict=True)
         return [Prediction(example.id, *answer) for example, answer in decoded]
 
-    def compare(
-        self, examples: Sequence[Example], predictions: Sequence[Prediction]
-    ) -> dict[str, float]:
+    def compare(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> Scores:
         """See `Task.compare`; a regression is scored in the unit of its labels."""
         gold, predicted = (
             self.head.comparable([one.label for one in ones]) for ones in (examples, predictions)

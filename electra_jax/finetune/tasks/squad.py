@@ -19,39 +19,27 @@ from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.files import write_text
 from electra_jax.finetune.heads.span import Spans
+from electra_jax.finetune.scores import Score
 from electra_jax.finetune.tasks import squad_files, squad_scores, squad_spans
-from electra_jax.finetune.tasks.base import TRAIN, Files, Log, Task
+from electra_jax.finetune.tasks.base import TRAIN, Files, Log, Scores, Task
 from electra_jax.finetune.tasks.squad_files import Example
 from electra_jax.finetune.tasks.squad_spans import Span
-from electra_jax.finetune.tasks.squad_windows import (
-    Window,
-    characters,
-    encode_context,
-    find_target,
-)
-from electra_jax.objectives.metrics import Metric
+from electra_jax.finetune.tasks.squad_windows import Window, characters, encode_context, find_target
 from electra_jax.settings import COUNT, one_of, setting
 
 MAX_QUESTION = 64  # tokens of a question that are kept
-F1 = Metric("F1", "%", better="higher", console="f1", figure="Scores", tile="{:.4g}")
+F1 = Score("F1", "%", console="f1")
 EXACT = dataclasses.replace(F1, label="exact match", console="exact")
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What is answered to a question.
-
-    Attributes:
-      id: of the example.
-      text: the answer; "" for none, which with `null_odds` above the threshold is the answer.
-      null_odds: how likely it is that there is no answer: a logit. 0 where there always is one.
-      n_best: possible answers with different texts, the best first; none of them is empty.
-    """
+    """What is answered to the question `id`."""
 
     id: str
-    text: str
-    null_odds: float
-    n_best: tuple[Span, ...]
+    text: str  # "" for no answer, as where `null_odds` are above the threshold
+    null_odds: float  # a logit of "there is no answer"; 0 where there always is one
+    n_best: tuple[Span, ...]  # with different texts, the best first; none of them is empty
 
 
 class SquadTask(Task):
@@ -162,12 +150,7 @@ class SquadTask(Task):
     def predict(
         self, examples: Sequence[Example], features: Arrays, outputs: Arrays
     ) -> list[Prediction]:
-        """See `Task.predict`.
-
-        Spans start where no other window shows more around, have at most
-        `max_answer_length` tokens, and are ranked over all windows of a question. Its null odds are
-        the least of its windows.
-        """
+        """See `Task.predict`. Spans are ranked over all windows of a question."""
         proposals = squad_spans.propose(features, outputs, self.settings.max_answer_length)
         odds = squad_spans.null_odds(features, outputs, len(examples), proposals).tolist()
         unanswerable, threshold = self.settings.unanswerable, self.null_threshold
@@ -180,9 +163,7 @@ class SquadTask(Task):
             predictions.append(Prediction(example.id, text, null if unanswerable else 0.0, best))
         return predictions
 
-    def compare(
-        self, examples: Sequence[Example], predictions: Sequence[Prediction]
-    ) -> dict[str, float]:
+    def compare(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> Scores:
         """See `Task.compare`; the keys of the official programs, in percent."""
         gold = {example.id: [answer.text for answer in example.answers] for example in examples}
         texts = {guess.id: guess.n_best[0].text if guess.n_best else "" for guess in predictions}
@@ -228,10 +209,7 @@ class SquadTask(Task):
     def answer(self, prediction: Prediction) -> dict[str, Any]:
         """See `Task.answer`."""
         best = vars(prediction.n_best[0]) if prediction.text else {}
-        return {
-            "id": prediction.id,
-            "text": prediction.text,
-            **{name: best.get(name) for name in ("start", "end", "probability")},
-            "null_odds": prediction.null_odds,
-            "n_best": [vars(span) for span in prediction.n_best],
-        }
+        place = {name: best.get(name) for name in ("start", "end", "probability")}
+        n_best = [vars(span) for span in prediction.n_best]
+        odds = prediction.null_odds
+        return dict(id=prediction.id, text=prediction.text, **place, null_odds=odds, n_best=n_best)

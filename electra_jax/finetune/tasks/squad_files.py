@@ -24,17 +24,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Example:
-    """A question on a context.
+    """A question on a context."""
 
-    Attributes:
-      id: unique in its file.
-      answers: those that are right; empty if there is none; None if they are not known.
-    """
-
-    id: str
+    id: str  # unique in its file
     question: str
     context: str
-    answers: tuple[Answer, ...] | None
+    answers: tuple[Answer, ...] | None  # empty if there is none; None if they are not known
 
 
 def read_squad(path: str) -> tuple[str, list[Example]]:

@@ -86,17 +86,12 @@ def score_v1(gold: Gold, predicted: Texts) -> dict[str, float]:
 
 
 def score_v2(
-    gold: Gold,
-    predicted: Texts,
-    null_odds: Odds | None = None,
-    null_threshold: float = 1.0,
+    gold: Gold, predicted: Texts, null_odds: Odds | None = None, null_threshold: float = 1.0
 ) -> dict[str, float]:
     """The scores of SQuAD 2.0, in percent.
 
     Args:
-      gold: of all questions.
       predicted: answers; with `null_odds`, these are the best that are not "", for the thresholds.
-      null_odds: what is compared to the threshold.
       null_threshold: answers with greater odds count as "".
 
     Returns:

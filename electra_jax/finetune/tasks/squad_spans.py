@@ -18,18 +18,13 @@ Proposals = Float[np.ndarray, "N 3"]
 
 @dataclass(frozen=True)
 class Span:
-    """A possible answer: `context[start:end]` is `text`.
-
-    Attributes:
-      score: the sum of two logarithms of probabilities, or of two logits.
-      probability: among the spans that were kept of the question.
-    """
+    """A possible answer: `context[start:end]` is `text`."""
 
     text: str
     start: int
     end: int
-    score: float
-    probability: float
+    score: float  # the sum of two logarithms of probabilities, or of two logits
+    probability: float  # among the spans that were kept of the question
 
 
 def propose(features: Arrays, outputs: Arrays, max_length: int) -> dict[int, Proposals]:

@@ -21,13 +21,12 @@ from electra_jax.data.tables import is_json_lines, text_cell
 from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.files import write_text
-from electra_jax.finetune.heads import base
 from electra_jax.finetune.heads.token import Tagging
+from electra_jax.finetune.scores import ACCURACY, Score
 from electra_jax.finetune.tasks import tag_schemes
-from electra_jax.finetune.tasks.base import TRAIN, Files, Labels, Task
+from electra_jax.finetune.tasks.base import TRAIN, Files, Labels, Scores, Task
 from electra_jax.finetune.tasks.conll import Example, read_sentences
 from electra_jax.finetune.tasks.tag_schemes import OUTSIDE, SCHEMES, Entity, convert, type_of
-from electra_jax.objectives.metrics import Metric
 from electra_jax.settings import one_of, setting
 
 
@@ -42,11 +41,10 @@ class Prediction:
     probabilities: tuple[float, ...]
 
 
-ACCURACY = {"accuracy": base.ACCURACY}
 ENTITY_SCORES = {
-    "f1": Metric("F1", better="higher", console="f1", figure="Scores", tile="{:.4g}"),
-    "precision": Metric("precision", better="higher", figure=None),
-    "recall": Metric("recall", better="higher", figure=None),
+    "f1": Score("F1", console="f1"),
+    "precision": Score("precision", figure=None, tile=""),
+    "recall": Score("recall", figure=None, tile=""),
 }
 
 
@@ -92,9 +90,9 @@ class TaggingTask(Task):
         return Tagging(labels=self._tags(self._learned), style=self.style)
 
     @property
-    def metrics(self) -> dict[str, Metric]:
+    def metrics(self) -> dict[str, Score]:
         """F1 of entities, or accuracy of `plain` tags, is the main score."""
-        return ACCURACY if self.scheme == "plain" else ENTITY_SCORES | ACCURACY
+        return (ENTITY_SCORES if self.scheme != "plain" else {}) | {"accuracy": ACCURACY}
 
     def resolved(self) -> dict[str, Any]:
         """See `Task.resolved`."""
@@ -203,9 +201,7 @@ class TaggingTask(Task):
             predictions.append(Prediction(example.id, example.words, tags, found, probabilities))
         return predictions
 
-    def compare(
-        self, examples: Sequence[Example], predictions: Sequence[Prediction]
-    ) -> dict[str, float]:
+    def compare(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> Scores:
         """See `Task.compare`. The accuracy is of words; all else, of whole entities."""
         gold, found = (
             [convert(one.tags, self._learned) for one in ones] for ones in (examples, predictions)
