@@ -88,11 +88,11 @@ def torch_step(config, head: SentenceHead) -> Callable[[Batch], None]:
 
 
 def make_job(config, length_buckets: int, *parts) -> Job:
-    """That of a run, for its program and its batches; `parts` are those of `prepare`."""
+    """That of a run, for its program and its batches; `parts` are those of `Trials`."""
     config = config.copy_and_resolve_references()
     config.data.length_buckets = length_buckets
-    config, work = finetuning.prepare(config, *parts)
-    return finetuning.make_job(work, work.program, (config.seed,), lambda *_: None)
+    trials = finetuning.Trials(config, *parts)
+    return trials.job(trials.program, (config.seed,), lambda *_: None)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from absl import flags
 
 from electra_jax import cli
-from electra_jax.finetune.submission import submission_files, zip_submission
+from electra_jax.finetune.tasks.glue import zip_submission
 
 
 def main() -> None:
@@ -19,8 +19,7 @@ def main() -> None:
     values = flags.FlagValues()
     out = flags.DEFINE_string("out", "glue.zip", "the archive to write", flag_values=values)
     runs = cli.parse(values, __doc__, "RUN...")
-    files = [file for run in runs for file in submission_files(Path(run))]
-    print(zip_submission(files, Path(out.value)))
+    print(zip_submission(map(Path, runs), Path(out.value)))
 
 
 if __name__ == "__main__":

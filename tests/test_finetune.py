@@ -1,6 +1,5 @@
 """Fine-tuning as a whole: from a pre-training run to scores and predictions."""
 
-import dataclasses
 import json
 import os
 import re
@@ -20,11 +19,11 @@ from tiny_tasks import CASES, random_features, squad
 from electra_jax.data.features import FeatureRows
 from electra_jax.data.loader import train_batch
 from electra_jax.errors import UserError
-from electra_jax.finetune.config import get_config, make_objective, make_task, validate
+from electra_jax.finetune.config import get_config, validate
 from electra_jax.finetune.heads.sentence import Classification
 from electra_jax.finetune.objective import FineTuning
 from electra_jax.interop.pretrained import load_encoder
-from electra_jax.jobs.finetuning import complete, finetune
+from electra_jax.jobs.finetuning import finetune
 from electra_jax.run.workdir import chosen_step
 from electra_jax.sharding.mesh import make_mesh
 from electra_jax.training.checkpoint import restore_params
@@ -133,6 +132,14 @@ def table_config(place: Path, **changes) -> ConfigDict:
     return config
 
 
+def assert_same(found: Path, expected: Path, step: int, atol: float) -> None:
+    """The newest checkpoints in these directories are of this step and have these parameters."""
+    (found_step, params), (expected_step, others) = map(restore_params, (found, expected))
+    assert found_step == expected_step == step
+    for path, value in tiny.flat(others).items():
+        np.testing.assert_allclose(tiny.flat(params)[path], value, 0, atol, err_msg=path)
+
+
 def test_run_scores_predicts_and_leaves_what_is_needed(place):
     config = table_config(place, num_train_epochs=12.0)
     finetune(config, place / "table")
@@ -150,7 +157,7 @@ def test_run_scores_predicts_and_leaves_what_is_needed(place):
     assert len(test) == 5 and "test" not in results["scores"]
     saved = json.loads((place / "table" / "config.json").read_text())
     assert saved["data"]["labels"] == ["file", "number"]
-    assert saved["model"]["hidden_size"] == 32
+    assert (saved["model"]["hidden_size"], saved["eval_every_steps"]) == (32, 6)
     rows = tiny_run.lines(place / "table")
     assert any("eval/accuracy" in row for row in rows)
 
@@ -164,13 +171,8 @@ def test_trials_have_a_median_and_those_at_once_are_the_same(place, capsys):
     together = table_config(place, num_trials=2, num_train_epochs=1.0, trials_at_once=2)
     finetune(together, place / "together")
     for number in range(2):
-        name = f"trial_{number}"
-        found, expected = (
-            restore_params(place / run / name / "checkpoints") for run in ("together", "apart")
-        )
-        assert found[0] == expected[0] == 6
-        for path, value in tiny.flat(expected[1]).items():
-            np.testing.assert_allclose(tiny.flat(found[1])[path], value, atol=1e-5, err_msg=path)
+        names = [f"{run}/trial_{number}" for run in ("together", "apart")]
+        assert_same(*(place / name / "checkpoints" for name in names), step=6, atol=1e-5)
     summary = json.loads((place / "apart" / "results.json").read_text())
     scores = [trial["scores"]["dev"]["accuracy"] for trial in summary["trials"]]
     assert [trial["seed"] for trial in summary["trials"]] == [0, 1]
@@ -211,14 +213,8 @@ def test_every_kind_of_task_is_trained_scored_and_predicted(name, place, tmp_pat
 
 
 def test_best_checkpoint_predicts_and_patience_ends_the_training(place):
-    config = table_config(
-        place,
-        **{
-            "checkpoint.keep_best": True,
-            "patience": 2,
-            "num_train_epochs": 50.0,
-        },
-    )
+    config = table_config(place, patience=2, num_train_epochs=50.0)
+    config.checkpoint.keep_best = True
     finetune(config, place / "patient")
     rows = [row for row in tiny_run.lines(place / "patient") if "eval/accuracy" in row]
     scores = [row["eval/accuracy"] for row in rows]
@@ -300,16 +296,10 @@ def test_stopped_and_resumed_is_the_same(place):
             finetune(config, place / "stopped")
     assert not (place / "stopped" / "results.json").exists()
     finetune(config, place / "stopped")
-    found, expected = (
-        restore_params(place / run / "checkpoints") for run in ("stopped", "straight")
-    )
-    for path, value in tiny.flat(expected[1]).items():
-        np.testing.assert_array_equal(tiny.flat(found[1])[path], value, err_msg=path)
+    runs = [place / run for run in ("stopped", "straight")]
+    assert_same(*(run / "checkpoints" for run in runs), step=12, atol=0)
     for split in ("dev", "test"):
-        one, other = (
-            (place / run / "predictions" / f"{split}.jsonl").read_bytes()
-            for run in ("stopped", "straight")
-        )
+        one, other = ((run / "predictions" / f"{split}.jsonl").read_bytes() for run in runs)
         assert one == other
 
 
@@ -393,14 +383,3 @@ def test_recipes_are_complete(recipe, argument):
     config.data.update({"source": "glue"} if recipe == "glue" else {"train": "train"})
     validate(config, 1)
     assert config.num_train_epochs == {"stsb": 10, "v2.0": 2}.get(argument, 3)
-
-
-def test_sizes_of_the_head_follow_the_task(place):
-    config = table_config(place)
-    task = make_task(config, print)
-    encoder = dataclasses.replace(ENCODER, max_positions=32)
-    config = complete(config, task, encoder, 96)
-    assert (config.eval_every_steps, config.optimizer.learning_rate) == (6, 3e-3)
-    objective = make_objective(config, task)
-    shapes = tiny.flat(jax.tree.map(lambda x: np.zeros(x.shape), objective.structure()))
-    assert shapes["head/output/kernel"].shape == (16, 2)

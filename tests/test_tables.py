@@ -11,8 +11,7 @@ from tiny_tasks import TOKENIZER, saved
 
 from electra_jax.data.tables import read_table
 from electra_jax.errors import UserError
-from electra_jax.finetune.tasks.sentences import Example, Prediction
-from electra_jax.finetune.tasks.table import TableTask
+from electra_jax.finetune.tasks.sentences import Example, Prediction, TableTask
 
 
 def table(**settings) -> TableTask:

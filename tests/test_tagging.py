@@ -40,13 +40,10 @@ def test_entities_by_the_rules_of_conlleval(tags, expected):
     assert entities(tags.split()) == expected
 
 
-@pytest.mark.parametrize(
-    ("label", "kind"),
-    [("O", ""), ("B-PER", "PER"), ("E-a-b", "a-b"), ("PER", "PER"), ("X-1", "X-1")],
-)
-def test_types_are_named_by_tags_or_as_they_are(label, kind):
-    assert type_of(label, "BIOES") == kind
-    assert type_of(label, "plain") == label
+def test_types_are_named_by_tags_or_as_they_are():
+    labels = ["O", "B-PER", "E-a-b", "PER", "X-1"]
+    assert [type_of(x, "BIOES") for x in labels] == ["", "PER", "a-b", "PER", "X-1"]
+    assert [type_of(x, "plain") for x in labels] == labels
 
 
 def test_scores_are_those_of_seqeval():
@@ -164,27 +161,17 @@ def test_tags_that_continue_nothing_are_counted(tmp_path):
 # Features, predictions, scores
 
 
-def test_labels_are_at_the_first_token_of_each_word(tmp_path):
+def test_words_are_at_their_first_tokens_and_one_without_tokens_is_unknown(tmp_path):
     task = tagging(tmp_path)
-    examples = [
-        Example("0", ("a", "bb", "\x00", "c"), ("B-PER", "I-PER", "O", "B-LOC")),
-        Example("1", (), ()),
-    ]
-    rows = task.features(examples, TOKENIZER, 8, training=True)
-    assert rows["input_ids"].tolist() == [
-        [CLS, A, B, BB, UNK, C, SEP, PAD],
-        [CLS, SEP, PAD, PAD, PAD, PAD, PAD, PAD],
-    ]
-    ids = [task.head.labels.index(tag) for tag in ("B-PER", "E-PER", "O", "S-LOC")]
-    assert rows["label"].tolist() == [
-        [-1, ids[0], ids[1], -1, ids[2], ids[3], -1, -1],
-        [-1] * 8,
-    ]
-    assert rows["token_type_ids"].max() == 0
-    assert "word" not in rows
+    tags = ("B-PER", "I-PER", "O", "B-LOC")
+    examples = [Example("0", ("a", "bb", "\x00", "c"), tags), Example("1", (), ())]
     rows = task.features(examples, TOKENIZER, 8, training=False)
-    assert rows["word"][0].tolist() == [-1, 0, 1, -1, 2, 3, -1, -1]
-    assert {array.dtype for array in rows.values()} == {np.dtype(np.int32)}
+    assert rows["input_ids"].tolist() == [[CLS, A, B, BB, UNK, C, SEP, PAD], [CLS, SEP] + 6 * [PAD]]
+    assert rows["word"].tolist() == [[-1, 0, 1, -1, 2, 3, -1, -1], [-1] * 8]
+    ids = [task.head.labels.index(tag) for tag in ("B-PER", "E-PER", "O", "S-LOC")]
+    label = [-1, ids[0], ids[1], -1, ids[2], ids[3], -1, -1]
+    assert rows["label"].tolist() == [label, [-1] * 8]
+    assert "word" not in task.features(examples, TOKENIZER, 8, training=True)
 
 
 @pytest.mark.parametrize("length", [3, 4, 5, 9, 64])
@@ -227,11 +214,8 @@ def test_scores_count_whole_entities(tmp_path):
         for place, tag in enumerate(tags, 1):
             logits[row, place, task.head.labels.index(tag)] = np.log(8)
     predictions = task.predict(examples, rows, {"logits": logits})
-    assert [guess.tags for guess in predictions] == [
-        ("B-PER", "O", "O", "B-LOC"),
-        ("B-PER",),
-        ("B-LOC",),
-    ]
+    expected = [("B-PER", "O", "O", "B-LOC"), ("B-PER",), ("B-LOC",)]
+    assert [guess.tags for guess in predictions] == expected
     assert predictions[0].entities == ((0, 1, "PER"), (3, 4, "LOC"))
     assert predictions[0].probabilities == pytest.approx([8 / 16] * 4)
     # One of the three found is right, one of two is found; the unlabeled sentence does not count.

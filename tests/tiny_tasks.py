@@ -18,10 +18,10 @@ from electra_jax.finetune.tasks import TASKS
 from electra_jax.finetune.tasks.base import Task
 from electra_jax.finetune.tasks.glue import GlueTask
 from electra_jax.finetune.tasks.sentences import Example as Text
+from electra_jax.finetune.tasks.sentences import TableTask
 from electra_jax.finetune.tasks.squad import SquadTask
 from electra_jax.finetune.tasks.squad_files import Answer
 from electra_jax.finetune.tasks.squad_files import Example as Question
-from electra_jax.finetune.tasks.table import TableTask
 from electra_jax.finetune.tasks.tagging import Example as Sentence
 from electra_jax.finetune.tasks.tagging import TaggingTask
 
@@ -94,31 +94,19 @@ def random_features(number: int) -> dict[str, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A kind of task.
-
-    Attributes:
-      labeled, unlabeled: the content of `train` and `dev`, and of `test`.
-      suffix: of the names of the files.
-      settings: beside the files.
-      examples: those of `dev`, in order.
-      targets: arrays that the head is trained on, of the rows of `dev`.
-      answers: some fields of the answers to them.
-      floor: the score of the best constant answer.
-      written: the names of the files with predictions of `dev`, and of `test` beside them.
-      object: a JSON object that stands for the first example.
-    """
+    """A kind of task."""
 
     kind: type[Task]
-    labeled: str
-    unlabeled: str
-    suffix: str
-    examples: list[Any]
-    targets: dict[str, Any]
-    answers: list[dict[str, Any]]
-    floor: float
-    written: tuple[str, ...]
-    object: dict[str, Any]
-    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    labeled: str  # the content of `train` and `dev`
+    unlabeled: str  # that of `test`
+    suffix: str  # of the names of the files
+    examples: list[Any]  # those of `dev`, in order
+    targets: dict[str, Any]  # arrays that the head is trained on, of the rows of `dev`
+    answers: list[dict[str, Any]]  # some fields of the answers to them
+    floor: float  # the score of the best constant answer
+    written: tuple[str, ...]  # the names of the files with predictions of `dev`
+    object: dict[str, Any]  # a JSON object that stands for the first example
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)  # beside the files
     name: str = "task"
 
     @property

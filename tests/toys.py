@@ -14,7 +14,7 @@ from electra_jax.errors import UserError
 from electra_jax.files import write_text
 from electra_jax.finetune.heads import HEADS
 from electra_jax.finetune.heads.base import LOSS, Head
-from electra_jax.finetune.tasks.base import Files, FileTask
+from electra_jax.finetune.tasks.base import Files, Task
 from electra_jax.modeling.attention import Segments, attend
 from electra_jax.modeling.electra import Electra
 from electra_jax.modeling.encoders.base import Context, Embeddings, Encoder, EncoderConfig, table
@@ -176,7 +176,7 @@ class Counting(Head):
         return {"log_rate": layers.output(hidden[:, 0])[:, 0].astype(jnp.float32)}
 
 
-class CountTask(FileTask):
+class CountTask(Task):
     """Lines such as `3|some text`; the number is to be found."""
 
     @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,16 +16,11 @@ class Buckets:
     """Rows to train on, sorted by length, as rows for `loader`.
 
     A batch holds rows of one group, all cut to the group's width; what is cut off is padding.
-
-    Attributes:
-      rows: sorted.
-      groups: row indices where a group begins, and the number of rows at the end.
-      widths: of each group.
     """
 
     rows: FeatureRows
-    groups: np.ndarray
-    widths: tuple[int, ...]
+    groups: np.ndarray  # row indices where a group begins, and the number of rows at the end
+    widths: tuple[int, ...]  # of each group
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -48,12 +43,7 @@ class Buckets:
 
 
 def make_buckets(arrays: Arrays, num_widths: int, batch_size: int) -> Buckets:
-    """Rows by length, in at most `num_widths` groups, as many as there are rows for.
-
-    Args:
-      arrays: features of a task, see `finetune.task`.
-      batch_size: rows of a batch.
-    """
+    """The rows of features by length, in at most `num_widths` groups, if there are rows enough."""
     lengths = arrays["segment_ids"].sum(axis=1)
     order = np.argsort(lengths, kind="stable")
     widths = choose_widths(lengths, num_widths, MIN_BATCHES * batch_size)
@@ -69,7 +59,6 @@ def choose_widths(lengths: np.ndarray, num_widths: int, min_rows: int) -> tuple[
     """Widths, ascending, that leave the least padding when each row gets the smallest that fits.
 
     Args:
-      lengths: tokens of each row.
       num_widths: at most so many.
       min_rows: each is for at least so many rows; a single one is for all, however few.
     """
@@ -104,5 +93,5 @@ def trimmed(arrays: Arrays) -> Arrays:
 
 
 def cut(x: np.ndarray, width: int) -> np.ndarray:
-    """The first tokens of an array by row and token: whole numbers with two axes are that."""
+    """The first tokens of each row, if `x` has rows and tokens: two axes, of whole numbers."""
     return x[:, :width] if x.ndim == 2 and np.issubdtype(x.dtype, np.integer) else x

@@ -1,7 +1,8 @@
 """Every setting of fine-tuning, once: default, meaning, check, and if it may change on resume.
 
-The defaults are the paper's (spec 4.5). A recipe (`configs/glue.py`, `squad.py`, `tagging.py`,
-`classify.py`) starts from `get_config()` and states what differs.
+The defaults are the paper's (spec 4.5), but weight decay is the original program's: the paper has
+none. A recipe (`configs/glue.py`, `squad.py`, `tagging.py`, `classify.py`) starts from
+`get_config()` and states what differs.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from electra_jax.finetune.heads.base import STYLES
 from electra_jax.finetune.tasks import TASKS
 from electra_jax.finetune.tasks.base import Log, Task
 from electra_jax.modeling.encoders import ENCODERS, encoder_config
-from electra_jax.modeling.encoders.base import EncoderConfig, compute_dtype
+from electra_jax.modeling.encoders.base import NUMERICS, EncoderConfig, compute_dtype
 from electra_jax.objectives.metrics import Metric
 from electra_jax.settings import (
     COUNT,
@@ -40,6 +41,15 @@ from electra_jax.sharding.mesh import check_topology
 
 INIT_STDDEV = 0.02  # of new layers
 
+ALONE = {  # what several trials at once need; other values are for one alone
+    "parallel.api": "jit",
+    "parallel.fsdp": 1,
+    "parallel.tensor": 1,
+    "parallel.shard_optimizer": False,
+    "checkpoint.keep_best": False,
+    "histograms": False,
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Data(Loading):
@@ -56,24 +66,10 @@ class Data(Loading):
 
 
 @dataclasses.dataclass(frozen=True)
-class Model(Numerics):
-    """Numerics; the sizes are those of the weights, which fill them in."""
-
-    encoder: str | None = setting(None, "of the weights", key_of(ENCODERS))
-    vocab_size: int | None = setting(None, "of the weights", COUNT)
-    embedding_size: int | None = setting(None, "of the weights", COUNT)
-    hidden_size: int | None = setting(None, "of the weights", COUNT)
-    num_layers: int | None = setting(None, "of the weights", COUNT)
-    num_heads: int | None = setting(None, "of the weights", COUNT)
-    intermediate_size: int | None = setting(None, "of the weights", COUNT)
-    max_positions: int | None = setting(None, "of the weights", COUNT)
-
-
-@dataclasses.dataclass(frozen=True)
 class Optimizer(Adam):
     """Rate and schedule."""
 
-    learning_rate: float | None = setting(None, "default: by width, see `learning_rate`", POSITIVE)
+    learning_rate: float | None = setting(None, "default: by width, see `rates`", POSITIVE)
     warmup_fraction: float = setting(0.1, "of all updates", SHARE)
     layerwise_decay: float | None = setting(
         None,
@@ -107,9 +103,7 @@ class FineTuning(Run):
         Check(bool, "a run, an export or a Hugging Face directory to start from"),
     )
     head: str = setting(
-        "original",
-        "huggingface: what `transformers` has in its place",
-        one_of(*STYLES),
+        "original", "huggingface: what `transformers` has in its place", one_of(*STYLES)
     )
     num_trials: int = setting(1, "with the seeds seed, seed + 1, ...", COUNT)
     trials_at_once: int = setting(1, "trained in one program, where memory allows", COUNT)
@@ -123,7 +117,7 @@ class FineTuning(Run):
         0, "evaluations without a better score, after which to stop; 0: never", NOT_NEGATIVE
     )
     data: Data
-    model: Model
+    model: Numerics
     optimizer: Optimizer
     parallel: Parallel
     checkpoint: Checkpoint
@@ -137,9 +131,13 @@ def settings() -> dict[str, Setting]:
 
 def sizes() -> dict[str, Setting]:
     """The settings in `config.model` that the weights decide; they have no default."""
+    shared = {
+        one.name: Setting(None, "of the weights", type=one.type)
+        for one in dataclasses.fields(EncoderConfig)
+        if one.name not in NUMERICS
+    }
     own = settings_of(*(encoder.Config for encoder in ENCODERS.values()))
-    own = {name: dataclasses.replace(one, default=None) for name, one in own.items()}
-    return {name: x for name, x in settings_of(Model).items() if x.default is None} | own
+    return shared | {name: dataclasses.replace(one, default=None) for name, one in own.items()}
 
 
 def task_settings() -> dict[str, Setting]:
@@ -168,21 +166,7 @@ def validate(config: ConfigDict, num_devices: int) -> None:
     """
     check_values(config, settings())
     check_topology(config.parallel, config.batch_size, config.num_microbatches, num_devices)
-    check_task(config.data)
-    check_trials(config)
-    if config.patience and not config.checkpoint.keep_best:
-        raise UserError(
-            "config.patience needs config.checkpoint.keep_best = True, or else the last evaluation "
-            "would count and not the best"
-        )
-
-
-def check_task(data: ConfigDict) -> None:
-    """Checks that the settings of `config.data` fit its task.
-
-    Raises:
-      UserError: they do not, or one of another task would have no effect.
-    """
+    data, trials = config.data, config.trials_at_once
     task = TASKS[data.kind]
     task.check(data.name, own_settings(data))
     own = settings_of(task.Settings)
@@ -192,28 +176,22 @@ def check_task(data: ConfigDict) -> None:
                 f"config.data.{name} is {data[name]!r}, which has no effect with config.data.kind "
                 f"= {data.kind!r}; leave it at {one.default!r}"
             )
-
-
-def check_trials(config: ConfigDict) -> None:
-    """Checks that all trials can be trained as `config` says; raises UserError."""
     if config.seed + config.num_trials > 2**32:  # as in pre-training, seeds are below that
         raise UserError(
             f"config.seed is {config.seed}; with config.num_trials = {config.num_trials} it must "
             f"be at most {2**32 - config.num_trials}"
         )
-    for name, needed in (
-        ("parallel.api", "jit"),
-        ("parallel.fsdp", 1),
-        ("parallel.tensor", 1),
-        ("parallel.shard_optimizer", False),
-        ("checkpoint.keep_best", False),
-        ("histograms", False),
-    ):
-        if config.trials_at_once > 1 and field(config, name) != needed:
+    for name, needed in ALONE.items():
+        if trials > 1 and field(config, name) != needed:
             raise UserError(
-                f"config.{name} is {field(config, name)!r}; with config.trials_at_once = "
-                f"{config.trials_at_once} it must be {needed!r}"
+                f"config.{name} is {field(config, name)!r}; with config.trials_at_once = {trials} "
+                f"it must be {needed!r}"
             )
+    if config.patience and not config.checkpoint.keep_best:
+        raise UserError(
+            "config.patience needs config.checkpoint.keep_best = True, or else the last evaluation "
+            "would count and not the best"
+        )
 
 
 def own_settings(data: ConfigDict) -> Any:
@@ -244,13 +222,7 @@ def make_objective(config: ConfigDict, task: Task) -> objective.FineTuning:
     return objective.FineTuning(encoder, task.head)
 
 
-def learning_rate(encoder: EncoderConfig) -> float:
-    """The paper's for small, base and large (spec 4.5), by width."""
-    if encoder.hidden_size < 512:
-        return 3e-4
-    return 1e-4 if encoder.hidden_size < 1024 else 5e-5
-
-
-def layerwise_decay(encoder: EncoderConfig) -> float:
-    """The paper's for small and base, and for large (spec 4.5), by depth."""
-    return 0.8 if encoder.num_layers < 24 else 0.9
+def rates(encoder: EncoderConfig) -> tuple[float, float]:
+    """The paper's rates for small, base and large by width, and layer-wise decay by depth."""
+    width, decay = encoder.hidden_size, 0.8 if encoder.num_layers < 24 else 0.9
+    return 3e-4 if width < 512 else 1e-4 if width < 1024 else 5e-5, decay

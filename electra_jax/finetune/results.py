@@ -1,30 +1,61 @@
-"""What a fine-tuned run leaves behind: `predictions/` and `results.json`; a summary of trials."""
+"""Predictions of a network, their scores, and what a fine-tuned run leaves behind of them."""
 
+import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import jax
 import numpy as np
 
+from electra_jax.data.features import Arrays, FeatureRows
+from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.files import read_json, write_text
-from electra_jax.finetune.evaluation import Predictions, Scores
-from electra_jax.finetune.tasks.base import Task
+from electra_jax.finetune.buckets import trimmed
+from electra_jax.finetune.tasks.base import Scores, Task
+from electra_jax.modeling.params import Params
+from electra_jax.monitoring.display import log_line
 from electra_jax.run.workdir import RESULTS
+from electra_jax.training.prediction import Predict, predict_rows
+
+INPUTS = ("input_ids", "segment_ids", "position_ids", "token_type_ids")
+
+Predictions = dict[str, list]  # of each split
 
 
-def describe(scores: Scores) -> Iterator[str]:
-    """A line for each split."""
-    for split, of_split in scores.items():
-        yield f"{split}: {', '.join(f'{name} {value:.4f}' for name, value in of_split.items())}"
+@dataclasses.dataclass(frozen=True)
+class Predictor:
+    """A network that predicts examples of a task."""
+
+    task: Task
+    tokenizer: Tokenizer
+    predict: Predict  # compiled outputs of the head
+    max_length: int  # tokens of a row
+    batch_size: int  # rows that the network sees at once
+
+    def features(self, examples: Sequence) -> Arrays:
+        """What the network sees of examples."""
+        return trimmed(self.task.features(examples, self.tokenizer, self.max_length, False))
+
+    def __call__(
+        self,
+        params: Params,
+        examples: Sequence,
+        features: Arrays,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> list | None:
+        """A prediction for each example; None if `is_stopped` has said so."""
+        rows = FeatureRows({name: features[name] for name in (*INPUTS, *self.task.head.inputs)})
+        outputs = predict_rows(self.predict, params, rows, self.batch_size, is_stopped)
+        return outputs and self.task.predict(examples, features, outputs)
 
 
-def failed_splits(scores: Scores, floors: dict[str, float], metric: str) -> dict[str, str]:
-    """The splits whose main score always giving the same answer reaches, too, with warnings."""
+def as_metrics(scores: Mapping[str, Scores]) -> dict[str, float]:
+    """Scores of the first split by `eval/NAME`, of the others by `eval/SPLIT/NAME`."""
     return {
-        split: f"warning: {split}: {metric} {scores[split][metric]:.4f} is no better than that of "
-        f"always giving the same answer, {floor:.4f}: nothing is learned"
-        for split, floor in floors.items()
-        if scores[split][metric] <= floor
+        f"eval/{name}" if place == 0 else f"eval/{split}/{name}": value
+        for place, (split, of_split) in enumerate(scores.items())
+        for name, value in of_split.items()
     }
 
 
@@ -32,63 +63,48 @@ def write_results(
     workdir: Path,
     task: Task,
     predictions: Predictions,
-    scores: Scores,
-    failed: Sequence[str],
+    scores: Mapping[str, Scores],
+    floors: Mapping[str, float],
     seed: int,
     step: int,
 ) -> None:
-    """Writes predictions of all splits, and `results.json`.
+    """Writes predictions of all splits and `results.json`, and logs the scores.
 
     Args:
-      failed: splits that nothing was learned for.
+      floors: the main score of always giving the same answer, for each labeled split.
       step: of the checkpoint that has predicted.
     """
-    for split, of_split in predictions.items():
-        task.write(of_split, workdir / "predictions", split)
-    content = {"task": task.name, "seed": seed, "step": step, "scores": scores}
-    content |= {"failed": list(failed)} if failed else {}
-    write_text(workdir / RESULTS, json.dumps(content, indent=2) + "\n")
+    metric, failed = task.main_metric, []
+    for split, of_split in scores.items():
+        log_line(f"{split}: {', '.join(f'{name} {x:.4f}' for name, x in of_split.items())}")
+        if of_split[metric] <= floors[split]:
+            failed.append(split)
+            log_line(
+                f"warning: {split}: {metric} {of_split[metric]:.4f} is no better than that of "
+                f"always giving the same answer, {floors[split]:.4f}: nothing is learned"
+            )
+    if jax.process_index() == 0:
+        for split, of_split in predictions.items():
+            task.write(of_split, workdir / "predictions", split)
+        content = {"task": task.name, "seed": seed, "step": step, "scores": scores}
+        content |= {"failed": failed} if failed else {}
+        write_text(workdir / RESULTS, json.dumps(content, indent=2) + "\n")
 
 
-def write_summary(workdir: Path, task: Task, trials: Sequence[Path]) -> dict:
-    """Writes and returns the scores of all trials: each, their median and spread."""
-    results = [read_json(path / RESULTS) for path in trials]
-    scores = {
-        split: {
-            metric: spread([trial["scores"][split][metric] for trial in results])
-            for metric in results[0]["scores"][split]
-        }
-        for split in task.eval_splits
-    }
-    summary = {
-        "task": task.name,
-        "main_metric": task.main_metric,
-        "trials": results,
-        "scores": scores,
-    }
+def write_summary(workdir: Path, task: Task, workdirs: Sequence[Path]) -> None:
+    """Writes the scores of all trials: each, their median and spread; logs the latter."""
+    trials, scores = [read_json(path / RESULTS) for path in workdirs], {}
+    for split in task.eval_splits:
+        scores[split], shown = {}, []
+        for metric in trials[0]["scores"][split]:
+            values = [trial["scores"][split][metric] for trial in trials]
+            median, low, high = float(np.median(values)), min(values), max(values)
+            spread = {"median": median, "min": low, "max": high, "stddev": float(np.std(values))}
+            scores[split][metric] = spread
+            shown.append(f"{metric} {median:.4f} ({low:.4f} to {high:.4f})")
+        failed = sum(split in trial.get("failed", ()) for trial in trials)
+        note = f"; {failed} failed: no better than always the same answer" if failed else ""
+        log_line(f"{split}: median of {len(trials)} trials: {', '.join(shown)}{note}")
+    summary = {"task": task.name, "main_metric": task.main_metric}
+    summary |= {"trials": trials, "scores": scores}
     write_text(workdir / RESULTS, json.dumps(summary, indent=2) + "\n")
-    return summary
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, range and deviation."""
-    return {
-        "median": float(np.median(values)),
-        "min": min(values),
-        "max": max(values),
-        "stddev": float(np.std(values)),
-    }
-
-
-def describe_summary(summary: dict) -> Iterator[str]:
-    """A line for each split."""
-    for split, scores in summary["scores"].items():
-        failed = sum(split in trial.get("failed", ()) for trial in summary["trials"])
-        medians = ", ".join(
-            f"{metric} {x['median']:.4f} ({x['min']:.4f} to {x['max']:.4f})"
-            for metric, x in scores.items()
-        )
-        yield (
-            f"{split}: median of {len(summary['trials'])} trials: {medians}"
-            + (f"; {failed} failed: no better than always the same answer" if failed else "")
-        )

@@ -18,9 +18,12 @@ from electra_jax.objectives.metrics import Metric
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Score(Metric):
-    """A metric that `of` computes from labels and predictions, see `SentenceHead.comparable`."""
+    """A metric that `of` computes from labels and predictions, see `SentenceHead.comparable`.
 
-    of: Callable[[np.ndarray, np.ndarray], float]
+    Tasks that have rules of their own leave `of` out.
+    """
+
+    of: Callable[[np.ndarray, np.ndarray], float] | None = None
     better: str = "higher"
     figure: str | None = "Scores"
     tile: str = "{:.4g}"

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from electra_jax.data import tokenizers
 from electra_jax.errors import UserError
 from electra_jax.finetune.config import make_objective, make_task
-from electra_jax.finetune.evaluation import Predictor
+from electra_jax.finetune.results import Predictor
 from electra_jax.inference.request import Answer, Model, Request
 from electra_jax.run.workdir import chosen_step
 from electra_jax.training.prediction import make_predict

@@ -1,15 +1,12 @@
 """Fine-tuning: an encoder, a task and a head as a job for the loop, once for every seed."""
 
 import contextlib
-import dataclasses
-import functools
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from electra_jax.checks import check_best
@@ -18,24 +15,10 @@ from electra_jax.data.features import Arrays
 from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.finetune import results
-from electra_jax.finetune.buckets import Buckets, make_buckets
-from electra_jax.finetune.config import (
-    layerwise_decay,
-    learning_rate,
-    make_objective,
-    make_task,
-    settings,
-    sizes,
-    validate,
-)
-from electra_jax.finetune.evaluation import (
-    Evaluation,
-    Predictions,
-    Predictor,
-    as_metrics,
-)
-from electra_jax.finetune.objective import FineTuning
-from electra_jax.finetune.tasks.base import TRAIN, Task
+from electra_jax.finetune.buckets import make_buckets
+from electra_jax.finetune.config import make_objective, make_task, rates, settings, sizes, validate
+from electra_jax.finetune.results import Predictions, Predictor
+from electra_jax.finetune.tasks.base import TRAIN, Scores, Task
 from electra_jax.interop.pretrained import Pretrained, load_encoder
 from electra_jax.modeling.encoders.base import EncoderConfig
 from electra_jax.modeling.params import Params, path_name
@@ -55,29 +38,6 @@ from electra_jax.training.program import Program, make_trials_program, program_o
 Batches = Iterator[dict[str, np.ndarray]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """What all trials share.
-
-    Attributes:
-      rows: to train on.
-      num_examples: that they are from.
-      batches: `loader.train_batches` of the rows, with all settings but seed and place.
-      program: of a single trial; `with_seed` makes it that of another one.
-    """
-
-    task: Task
-    pretrained: Pretrained
-    rows: Buckets
-    num_examples: int
-    batches: Callable[..., Batches]
-    evaluation: Evaluation
-    objective: FineTuning
-    optimizer: OptimizerConfig
-    mesh: Mesh
-    program: Program
-
-
 def finetune(config: ConfigDict, workdir: Path) -> None:
     """Train, score and predict, for every seed; what is finished stays as it is.
 
@@ -94,85 +54,199 @@ def finetune(config: ConfigDict, workdir: Path) -> None:
     log_line(f"weights of {config.init_from}:")
     for line in pretrained.table:
         log_line(f"  {line}")
-    config, work = prepare(config, make_task(config, log_line), pretrained)
+    trials = Trials(config, make_task(config, log_line), pretrained)
     workdirs = [workdir / f"trial_{i}" for i in range(config.num_trials)]
     workdirs = workdirs if config.num_trials > 1 else [workdir]
     for number, path in enumerate(workdirs):
-        check_workdir(trial_config(config, config.seed + number), path)
+        check_workdir(trials.config_of(config.seed + number), path)
     with Interruption() as interruption:
         for first in range(0, config.num_trials, config.trials_at_once):
             group = workdirs[first : first + config.trials_at_once]
             if all((path / RESULTS).exists() for path in group) and config.resume == "same":
                 log_line(f"{group[0]}: nothing to do, there is a {RESULTS}")
                 continue
-            trials = {config.seed + first + i: path for i, path in enumerate(group)}
-            if len(trials) == 1:
-                run_trial(config, trials, work, interruption)
-            else:
-                together = workdir / f"trials_{first}_to_{first + len(group) - 1}"
-                run_together(config, trials, together, work, interruption)
+            together = workdir / f"trials_{first}_to_{first + len(group) - 1}"
+            by_seed = {config.seed + first + i: path for i, path in enumerate(group)}
+            trials.run(by_seed, together, interruption)
     if config.num_trials > 1 and jax.process_index() == 0:
-        summary = results.write_summary(workdir, work.task, workdirs)
-        for line in results.describe_summary(summary):
-            log_line(line)
+        results.write_summary(workdir, trials.task, workdirs)
 
 
-def prepare(config: ConfigDict, task: Task, pretrained: Pretrained) -> tuple[ConfigDict, Work]:
-    """The completed configuration; data, network and compiled functions for all trials."""
-    tokenizer, max_length = pretrained.tokenizer, config.data.max_length
-    features = task.features(read_split(task, TRAIN), tokenizer, max_length, training=True)
-    num_examples = len(np.unique(features.pop("example")))
-    if not num_examples:
-        raise UserError(f"{task.place(TRAIN)}: no example can be trained on")
-    config = complete(config, task, pretrained.encoder_config, len(features["input_ids"]))
-    mesh, objective = make_mesh(config.parallel), make_objective(config, task)
-    predict = make_predict(mesh, objective.outputs)
-    predictor = Predictor(task, tokenizer, predict, max_length, config.batch_size)
-    splits = {name: read_split(task, name) for name in (*task.eval_splits, *task.test_splits)}
-    splits = {name: (examples, predictor.features(examples)) for name, examples in splits.items()}
-    rows = make_buckets(features, config.data.length_buckets, config.batch_size)
-    num_steps = max(1, int(len(rows) / config.batch_size * config.num_train_epochs))
-    options = dict(config.optimizer)
-    warmup_steps = round(options.pop("warmup_fraction") * num_steps)
-    optimizer = OptimizerConfig(num_steps=num_steps, warmup_steps=warmup_steps, **options)
-    return config, Work(
-        task=task,
-        pretrained=pretrained,
-        rows=rows,
-        num_examples=num_examples,
-        batches=functools.partial(
-            loader.train_batches,
-            rows,
-            batch_size=config.batch_size,
-            weights=rows.weights,
-            one_group=True,
-            num_threads=config.data.num_threads,
-            prefetch=config.data.prefetch,
-        ),
-        evaluation=Evaluation(predictor, splits),
-        objective=objective,
-        optimizer=optimizer,
-        mesh=mesh,
-        program=program_of(config, mesh, objective, optimizer),
-    )
+class Trials:
+    """The completed configuration; data, network and compiled functions that all trials share."""
+
+    def __init__(self, config: ConfigDict, task: Task, pretrained: Pretrained):
+        tokenizer, max_length = pretrained.tokenizer, config.data.max_length
+        features = task.features(read_split(task, TRAIN), tokenizer, max_length, training=True)
+        self.num_examples = len(np.unique(features.pop("example")))
+        if not self.num_examples:
+            raise UserError(f"{task.files[TRAIN]}: no example can be trained on")
+        config = complete(config, task, pretrained.encoder_config, len(features["input_ids"]))
+        self.config, self.task, self.pretrained = config, task, pretrained
+        self.mesh, self.objective = make_mesh(config.parallel), make_objective(config, task)
+        predict = make_predict(self.mesh, self.objective.outputs)
+        self.predictor = Predictor(task, tokenizer, predict, max_length, config.batch_size)
+        splits = {name: read_split(task, name) for name in (*task.eval_splits, *task.test_splits)}
+        self.splits = {name: (x, self.predictor.features(x)) for name, x in splits.items()}
+        self.rows = make_buckets(features, config.data.length_buckets, config.batch_size)
+        num_steps = max(1, int(len(self.rows) / config.batch_size * config.num_train_epochs))
+        options = dict(config.optimizer)
+        warmup_steps = round(options.pop("warmup_fraction") * num_steps)
+        self.optimizer = OptimizerConfig(num_steps=num_steps, warmup_steps=warmup_steps, **options)
+        self.program = program_of(config, self.mesh, self.objective, self.optimizer)
+
+    def config_of(self, seed: int) -> ConfigDict:
+        """The configuration of one of several trials: a run like any other, with its own seed."""
+        config = self.config.copy_and_resolve_references()
+        config.update(seed=seed, num_trials=1, trials_at_once=1)
+        return config
+
+    def run(self, workdirs: Mapping[int, Path], together: Path, interruption: Interruption) -> None:
+        """Trains with one seed, or with several as one run; predicts and scores all splits.
+
+        Args:
+          workdirs: the directory of each trial by its seed. What comes out there is as if it had
+            run alone.
+          together: the directory of the run of several.
+        """
+        seeds, is_single = [*workdirs], len(workdirs) == 1
+        newest: list[Predictions] = [{} for _ in seeds]
+        if is_single:
+            config, program = self.config_of(*seeds), self.program.with_seed(*seeds)
+            [together], one_of = workdirs.values(), lambda tree, place: tree
+        else:
+            config, microbatches = self.config, self.config.num_microbatches
+            program = make_trials_program(
+                self.mesh, self.objective, self.optimizer, seeds, microbatches
+            )
+            one_of = jax.jit(
+                lambda tree, place: jax.tree.map(lambda x: x[place], tree), static_argnames="place"
+            )
+
+        def evaluate(params: Params, is_stopped: IsStopped) -> dict[str, float] | None:
+            found = []
+            for place, known in enumerate(newest):
+                own = one_of(params, place=place)
+                predictions = self.predictions(own, self.task.eval_splits, is_stopped)
+                if predictions is None:
+                    return None
+                known.update(predictions)
+                found.append(results.as_metrics(self.scores(predictions)))
+            first, *others = found
+            return {x: float(np.mean([y[x] for y in found])) for x in first} if others else first
+
+        job = self.job(program, seeds, evaluate)
+        state = loop.run(config, together, job, interruption)
+        for place, (seed, workdir) in enumerate(workdirs.items()):
+            own = one_of(state, place=place)
+            step, params, known = int(own.step), own.params, newest[place]
+            if not is_single:
+                with Checkpoints(workdir / "checkpoints", job.data.hash, keep=1) as checkpoints:
+                    checkpoints.save(step, own, {}, {})
+                if jax.process_index() == 0:
+                    write_run_files(self.config_of(seed), workdir, job.data.tokenizer, job.facts)
+            elif config.checkpoint.keep_best:
+                step = best_step(workdir, job.evaluator)
+                log_line(f"predicting with step {step:,}, the best by {job.evaluator.keep_best}")
+                _, best = restore_params(workdir / "checkpoints", step)
+                params = jax.device_put(best, jax.tree.map(lambda x: x.sharding, params))
+                known = {}
+            known |= self.predictions(params, [name for name in self.splits if name not in known])
+            floors = {x: self.task.floor(self.splits[x][0]) for x in self.task.eval_splits}
+            results.write_results(workdir, self.task, known, self.scores(known), floors, seed, step)
+
+    def predictions(
+        self, params: Params, splits: Iterable[str], is_stopped: IsStopped = lambda: False
+    ) -> Predictions | None:
+        """Predictions for these splits; None if `is_stopped` has said so."""
+        found = {}
+        for name in splits:
+            found[name] = self.predictor(params, *self.splits[name], is_stopped)
+            if found[name] is None:
+                return None
+        return found
+
+    def scores(self, predictions: Predictions) -> dict[str, Scores]:
+        """The scores of the labeled splits."""
+        splits = self.task.eval_splits
+        return {name: self.task.score(self.splits[name][0], predictions[name]) for name in splits}
+
+    def job(
+        self,
+        program: Program,
+        seeds: Sequence[int],
+        evaluate: Callable[[Params, IsStopped], dict[str, float] | None],
+    ) -> Job:
+        """What the loop is to do for one seed, or for several at once; `program` has them, too."""
+        config, rows, task = self.config, self.rows, self.task
+        arrays, tokenizer = rows.rows.arrays, self.pretrained.tokenizer
+        num_steps, batch_size = self.optimizer.num_steps, config.batch_size
+
+        def batches(start: int, share: tuple[int, int]) -> Batches:
+            sources = [
+                loader.train_batches(
+                    rows,
+                    start,
+                    num_steps - start,
+                    batch_size=batch_size,
+                    seed=seed,
+                    weights=rows.weights,
+                    one_group=True,
+                    num_threads=config.data.num_threads,
+                    prefetch=config.data.prefetch,
+                    process_index=share[0],
+                    process_count=share[1],
+                )
+                for seed in seeds
+            ]
+            return sources[0] if len(seeds) == 1 else stacked(sources)
+
+        real = int(arrays["segment_ids"].sum()) / (len(rows) * rows.mean_width)
+        flops_per_token = self.objective.flops_per_token(round(rows.mean_width))
+        facts = {
+            "task": task.name,
+            "examples": f"{self.num_examples:,}",
+            "rows": f"{len(rows):,}",
+            "padded to": " or ".join(map(str, rows.widths)),
+            "padding": f"{1 - real:.2%}",
+            "epochs": f"{num_steps * batch_size / len(rows):.2f}",
+            **{name: f"{len(x):,} examples" for name, (x, _) in self.splits.items()},
+        }
+        tokens = round(batch_size * rows.mean_width) * len(seeds)
+        params = jax.tree.leaves_with_path(self.pretrained.params)
+        return Job(
+            objective=self.objective,
+            program=program,
+            num_steps=num_steps,
+            data=Data(tokenizer, content_hash(arrays, tokenizer), batches),
+            evaluator=Evaluator(
+                run=evaluate,
+                metrics={**self.objective.metrics, **task.metrics},
+                keep_best=f"eval/{task.main_metric}" if config.checkpoint.keep_best else "",
+                patience=config.patience,
+            ),
+            initial={path_name(path): x for path, x in params},
+            facts={"data": facts, "step": describe_step(tokens, flops_per_token)},
+            flops_per_token=flops_per_token,
+            check=check_workdir,
+        )
 
 
 def check_workdir(config: ConfigDict, workdir: Path) -> list[str]:
-    """See `workdir.check`."""
+    """As `workdir.check`, for settings of fine-tuning; labels and sizes decide the parameters."""
+
+    def fits(before: ConfigDict, now: ConfigDict, step: int) -> bool:
+        names = ("data.labels", *(f"model.{name}" for name in sizes()))
+        return all(field(before, name) == field(now, name) for name in names)
+
     return check(config, workdir, settings(), fits)
-
-
-def fits(before: ConfigDict, now: ConfigDict, step: int) -> bool:
-    """Whether both configurations have the same parameters, as far as they tell."""
-    names = ("data.labels", *(f"model.{name}" for name in sizes()))
-    return all(field(before, name) == field(now, name) for name in names)
 
 
 def read_split(task: Task, name: str) -> Sequence:
     """The examples of a split, of which there must be some."""
     examples = task.read(name)
     if not examples:
-        raise UserError(f"{task.place(name)}: {name} has no examples; allowed: at least one")
+        raise UserError(f"{task.files[name]}: {name} has no examples; allowed: at least one")
     return examples
 
 
@@ -201,168 +275,10 @@ def complete(config: ConfigDict, task: Task, encoder: EncoderConfig, num_rows: i
     check_best(config.checkpoint, config.eval_every_steps)
     if config.checkpoint.keep_best and not task.eval_splits:
         raise UserError("config.checkpoint.keep_best needs a labeled config.data.dev")
-    optimizer = config.optimizer
-    optimizer.learning_rate = optimizer.learning_rate or learning_rate(encoder)
-    optimizer.layerwise_decay = optimizer.layerwise_decay or layerwise_decay(encoder)
+    for name, usual in zip(("learning_rate", "layerwise_decay"), rates(encoder), strict=True):
+        config.optimizer[name] = config.optimizer[name] or usual
     config.data.update(task.resolved())
     return config
-
-
-def trial_config(config: ConfigDict, seed: int) -> ConfigDict:
-    """That of one of several trials: a run like any other, with its own seed."""
-    config = config.copy_and_resolve_references()
-    config.update(seed=seed, num_trials=1, trials_at_once=1)
-    return config
-
-
-def run_trial(
-    config: ConfigDict, trials: Mapping[int, Path], work: Work, interruption: Interruption
-) -> None:
-    """One seed: train, then predict and score all splits.
-
-    Args:
-      trials: the directory of the trial by its seed.
-    """
-    [(seed, workdir)] = trials.items()
-    config = trial_config(config, seed)
-    newest: Predictions = {}
-    job = make_job(
-        work,
-        work.program.with_seed(seed),
-        [seed],
-        evaluate=lambda params, is_stopped: evaluate(work, params, newest, is_stopped),
-        keep_best=config.checkpoint.keep_best,
-        patience=config.patience,
-    )
-    state = loop.run(config, workdir, job, interruption)
-    step, params = int(state.step), state.params
-    if config.checkpoint.keep_best:
-        step = best_step(workdir, job.evaluator)
-        log_line(f"predicting with step {step:,}, the best by {job.evaluator.keep_best}")
-        _, best = restore_params(workdir / "checkpoints", step)
-        params = jax.device_put(best, jax.tree.map(lambda x: x.sharding, params))
-        newest.clear()
-    finish(work, workdir, seed, step, params, newest)
-
-
-def run_together(
-    config: ConfigDict,
-    trials: Mapping[int, Path],
-    together: Path,
-    work: Work,
-    interruption: Interruption,
-) -> None:
-    """Several seeds as one run; what comes out is a directory for each, as if it had run alone.
-
-    Args:
-      trials: the directory of each trial by its seed.
-      together: of all of them.
-    """
-    one_of = jax.jit(
-        lambda tree, place: jax.tree.map(lambda x: x[place], tree), static_argnames="place"
-    )
-    newest: list[Predictions] = [{} for _ in trials]
-
-    def means(params: Params, is_stopped: IsStopped) -> dict[str, float] | None:
-        found = []
-        for place, known in enumerate(newest):
-            found.append(evaluate(work, one_of(params, place=place), known, is_stopped))
-            if found[-1] is None:
-                return None
-        return {name: float(np.mean([scores[name] for scores in found])) for name in found[0]}
-
-    program = make_trials_program(
-        work.mesh, work.objective, work.optimizer, tuple(trials), config.num_microbatches
-    )
-    job = make_job(work, program, [*trials], evaluate=means)
-    state = loop.run(config, together, job, interruption)
-    for place, (seed, path) in enumerate(trials.items()):
-        of_one = one_of(state, place=place)
-        step = int(of_one.step)
-        with Checkpoints(path / "checkpoints", job.data.hash, keep=1) as checkpoints:
-            checkpoints.save(step, of_one, {}, {})
-        if jax.process_index() == 0:
-            write_run_files(trial_config(config, seed), path, job.data.tokenizer, job.facts)
-        finish(work, path, seed, step, of_one.params, newest[place])
-
-
-def evaluate(
-    work: Work, params: Params, known: Predictions, is_stopped: IsStopped
-) -> dict[str, float] | None:
-    """The scores of all labeled splits, whose predictions join `known`; None if stopped."""
-    found = work.evaluation.predictions(params, work.task.eval_splits, is_stopped)
-    if found is None:
-        return None
-    known.update(found)
-    return as_metrics(work.evaluation.scores(found))
-
-
-def finish(
-    work: Work, workdir: Path, seed: int, step: int, params: Params, known: Predictions
-) -> None:
-    """Predictions of all splits, and `results.json`.
-
-    Args:
-      step, params: of the checkpoint that predicts.
-      known: what it has predicted already.
-    """
-    evaluation, metric = work.evaluation, work.task.main_metric
-    missing = [name for name in evaluation.splits if name not in known]
-    predictions = known | evaluation.predictions(params, missing)
-    scores = evaluation.scores(predictions)
-    failed = results.failed_splits(scores, evaluation.floors(), metric)
-    for line in (*results.describe(scores), *failed.values()):
-        log_line(line)
-    if jax.process_index() == 0:
-        results.write_results(workdir, work.task, predictions, scores, [*failed], seed, step)
-
-
-def make_job(
-    work: Work,
-    program: Program,
-    seeds: Sequence[int],
-    evaluate: Callable[..., dict[str, float] | None],
-    keep_best: bool = False,
-    patience: int = 0,
-) -> Job:
-    """What the loop is to do for one seed, or for several at once; `program` has them, too."""
-    rows, num_steps, task = work.rows, work.optimizer.num_steps, work.task
-    arrays, params, tokenizer = rows.rows.arrays, work.pretrained.params, work.pretrained.tokenizer
-    batch_size = work.evaluation.predictor.batch_size
-
-    def batches(start: int, share: tuple[int, int]) -> Batches:
-        place = {"process_index": share[0], "process_count": share[1]}
-        sources = [work.batches(start, num_steps - start, seed=seed, **place) for seed in seeds]
-        return sources[0] if len(seeds) == 1 else stacked(sources)
-
-    real = int(arrays["segment_ids"].sum()) / (len(rows) * rows.mean_width)
-    flops_per_token = work.objective.flops_per_token(round(rows.mean_width))
-    facts = {
-        "task": task.name,
-        "examples": f"{work.num_examples:,}",
-        "rows": f"{len(rows):,}",
-        "padded to": " or ".join(map(str, rows.widths)),
-        "padding": f"{1 - real:.2%}",
-        "epochs": f"{num_steps * batch_size / len(rows):.2f}",
-    }
-    splits = {name: f"{len(x):,} examples" for name, (x, _) in work.evaluation.splits.items()}
-    tokens = round(batch_size * rows.mean_width) * len(seeds)
-    return Job(
-        objective=work.objective,
-        program=program,
-        num_steps=num_steps,
-        data=Data(tokenizer, content_hash(arrays, tokenizer), batches),
-        evaluator=Evaluator(
-            run=evaluate,
-            metrics={**work.objective.metrics, **task.metrics},
-            keep_best=f"eval/{task.main_metric}" if keep_best else "",
-            patience=patience,
-        ),
-        initial={path_name(path): x for path, x in jax.tree.leaves_with_path(params)},
-        facts={"data": facts | splits, "step": describe_step(tokens, flops_per_token)},
-        flops_per_token=flops_per_token,
-        check=check_workdir,
-    )
 
 
 def stacked(sources: list[Batches]) -> Batches:

@@ -17,7 +17,6 @@ from electra_jax.objectives.metrics import Metric
 
 STYLES = ("original", "huggingface")
 LOSS = Metric("Loss", "nats", better="lower", console="loss")
-ACCURACY = Metric("accuracy", better="higher", console="acc", figure="Scores", tile="{:.4g}")
 
 Hidden = Float[Array, "B L H"]  # the states of the encoder
 Outputs = dict[str, Array]  # float32 or int32, a row for each row of the batch
@@ -25,12 +24,7 @@ Outputs = dict[str, Array]  # float32 or int32, a row for each row of the batch
 
 @dataclasses.dataclass(frozen=True)
 class HuggingFace:
-    """What Hugging Face has of a head.
-
-    Attributes:
-      part: which of an encoder's `Naming.parts` it is.
-      problem_type: what their `config.json` calls the problem; or None.
-    """
+    """What Hugging Face has of a head: a key of `Naming.parts`, and a `problem_type` if any."""
 
     part: str
     problem_type: str | None = None
@@ -38,27 +32,17 @@ class HuggingFace:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Head(ABC):
-    """What is predicted, and the layers that do so. Their parameters lie below `head/`.
+    """What is predicted, and the layers that do so. Their parameters lie below `head/`."""
 
-    Attributes:
-      labels: names of what is predicted; a label's place is its id. Empty if there are no names.
-      style: `original`, or `huggingface` where the classes of `transformers` have other layers.
-      loss_terms: weight of each mean loss in the total.
-      metrics: of the sums, and of the total `loss`.
-      inputs: arrays of features that `outputs` reads beside those of the encoder.
-      from_data: fields of the head that the labels to train on decide. Fields of `config.data`
-        with the same names keep them.
-      huggingface: the counterpart of the style `huggingface`; or None.
-    """
+    labels: tuple[str, ...] = ()  # names of what is predicted, if any; a label's place is its id
+    style: str = "original"  # `huggingface`: as the classes of `transformers`, if they are others
 
-    labels: tuple[str, ...] = ()
-    style: str = "original"
-
-    loss_terms: ClassVar[Mapping[str, float]] = {"loss": 1.0}
-    metrics: ClassVar[Mapping[str, Metric]] = {"loss": LOSS}
-    inputs: ClassVar[tuple[str, ...]] = ()
+    loss_terms: ClassVar[Mapping[str, float]] = {"loss": 1.0}  # weight of each mean in the total
+    metrics: ClassVar[Mapping[str, Metric]] = {"loss": LOSS}  # of the sums, and of the total `loss`
+    inputs: ClassVar[tuple[str, ...]] = ()  # features that `outputs` reads beside the encoder's
+    # Fields of the head that the training data decide; those of `config.data` then keep them.
     from_data: ClassVar[tuple[str, ...]] = ("labels",)
-    huggingface: ClassVar[HuggingFace | None] = None
+    huggingface: ClassVar[HuggingFace | None] = None  # the counterpart of the style `huggingface`
 
     @abstractmethod
     def layers(self, encoder: EncoderConfig, rngs: nnx.Rngs) -> nnx.Module:
@@ -70,7 +54,6 @@ class Head(ABC):
 
         Args:
           layers: what `layers` has made, with parameters.
-          batch: features of a task, labels among them.
           key: seeds dropout; None switches it off.
         """
 

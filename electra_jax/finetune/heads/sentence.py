@@ -5,11 +5,10 @@ import json
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, compress
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -22,7 +21,7 @@ from electra_jax.finetune.heads.base import Hidden, HuggingFace, Outputs
 from electra_jax.finetune.scores import Score
 from electra_jax.modeling import layers as parts
 from electra_jax.modeling.encoders.base import EncoderConfig
-from electra_jax.modeling.layers import PRNGKey, dropout
+from electra_jax.modeling.layers import PRNGKey, dropout, split_key
 from electra_jax.objectives.base import Batch, Sums, binary_cross_entropy, pair
 from electra_jax.objectives.metrics import Metric
 
@@ -33,8 +32,7 @@ Logits = Float[Array, "B C"]
 class SentenceLayers(nnx.Module):
     """Dropout and a linear layer on the state of `[CLS]`.
 
-    Args:
-      has_dense: whether dropout, a dense layer and gelu come first, as Hugging Face has it.
+    With `has_dense`, dropout, a dense layer and gelu come first, as Hugging Face has it.
     """
 
     def __init__(self, config: EncoderConfig, num_outputs: int, has_dense: bool, rngs: nnx.Rngs):
@@ -46,7 +44,7 @@ class SentenceLayers(nnx.Module):
 
     def __call__(self, hidden: Hidden, key: PRNGKey | None) -> Logits:
         """Float32 outputs of each text."""
-        first, second = (None, None) if key is None else jax.random.split(key)
+        first, second = split_key(key)
         x = dropout(hidden[:, 0], self.rate, first)
         if self.dense is not None:
             x = dropout(parts.gelu(self.dense(x)), self.rate, second)
@@ -59,17 +57,13 @@ class SentenceHead(base.Head):
 
     Rows to train on have what `targets` returns as `label`. All else that a task needs to know of
     labels, it asks its head.
-
-    Attributes:
-      scores: of predictions, the main one first.
     """
 
-    scores: ClassVar[Mapping[str, Score]]
+    scores: ClassVar[Mapping[str, Score]]  # the main one first
 
     def layers(self, encoder: EncoderConfig, rngs: nnx.Rngs) -> SentenceLayers:
         """See `Head.layers`."""
-        num_outputs = len(self.labels) or 1
-        return SentenceLayers(encoder, num_outputs, self.style == "huggingface", rngs)
+        return SentenceLayers(encoder, len(self.labels) or 1, self.style == "huggingface", rngs)
 
     def sums(
         self, layers: SentenceLayers, hidden: Hidden, batch: Batch, key: PRNGKey | None
@@ -107,7 +101,7 @@ class SentenceHead(base.Head):
         return self.targets(labels)
 
     @abstractmethod
-    def decode(self, logits: np.ndarray) -> Iterator[tuple[Label, tuple[float, ...]]]:
+    def decode(self, logits: np.ndarray) -> list[tuple[Label, tuple[float, ...]]]:
         """The prediction for each row of float64 logits, and the probabilities of `labels`."""
 
     @abstractmethod
@@ -117,9 +111,9 @@ class SentenceHead(base.Head):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Classification(SentenceHead):
-    """One of the labels. Targets are int32 [B]."""
+    """One of the labels. Targets are int32 [B]: ids."""
 
-    metrics: ClassVar[Mapping[str, Metric]] = {"loss": base.LOSS, "accuracy": base.ACCURACY}
+    metrics: ClassVar[Mapping[str, Metric]] = {"loss": base.LOSS, "accuracy": scores.ACCURACY}
     scores: ClassVar[Mapping[str, Score]] = {
         "accuracy": scores.ACCURACY,
         "macro_f1": scores.MACRO_F1,
@@ -132,7 +126,7 @@ class Classification(SentenceHead):
         return base.label_sums(logits, targets, weights)
 
     @classmethod
-    def fitted(cls, labels: Iterable[str], style: str) -> "SentenceHead":
+    def fitted(cls, labels: Iterable[str], style: str) -> "Classification":
         """The labels that there are, sorted; two at least."""
         return cls(labels=_sorted(labels, 2), style=style)
 
@@ -141,19 +135,18 @@ class Classification(SentenceHead):
         return _name(value, self.labels)
 
     def targets(self, labels: Sequence[str]) -> np.ndarray:
-        """Ids."""
+        """See `SentenceHead.targets`."""
         ids = {label: i for i, label in enumerate(self.labels)}
         return np.array([ids[label] for label in labels], np.int32)
 
-    def decode(self, logits: np.ndarray) -> Iterator[tuple[str, tuple[float, ...]]]:
+    def decode(self, logits: np.ndarray) -> list[tuple[str, tuple[float, ...]]]:
         """The most probable label."""
-        probabilities = special.softmax(logits, axis=-1).tolist()
-        for best, row in zip(logits.argmax(axis=-1), probabilities, strict=True):
-            yield self.labels[best], tuple(row)
+        names = [self.labels[best] for best in logits.argmax(axis=-1)]
+        return [*zip(names, map(tuple, special.softmax(logits, axis=-1).tolist()), strict=True)]
 
     def constants(self, labels: Sequence[str]) -> list[str]:
         """The most frequent label."""
-        return [label for label, _ in Counter(labels).most_common(1)]
+        return [max(labels, key=Counter(labels).__getitem__)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,7 +165,7 @@ class Multilabel(SentenceHead):
         return {"loss": pair(binary_cross_entropy(logits, targets).mean(axis=-1), weights)}
 
     @classmethod
-    def fitted(cls, labels: Iterable[tuple[str, ...]], style: str) -> "SentenceHead":
+    def fitted(cls, labels: Iterable[tuple[str, ...]], style: str) -> "Multilabel":
         """The labels that there are, sorted; one at least."""
         return cls(labels=_sorted(chain(*labels), 1), style=style)
 
@@ -185,18 +178,17 @@ class Multilabel(SentenceHead):
         return tuple(dict.fromkeys(_name(name, self.labels) for name in value))
 
     def targets(self, labels: Sequence[tuple[str, ...]]) -> np.ndarray:
-        """Rows of ones and zeros."""
+        """See `SentenceHead.targets`."""
         ids = {label: i for i, label in enumerate(self.labels)}
         targets = np.zeros((len(labels), len(ids)), np.float32)
         for row, names in zip(targets, labels, strict=True):
             row[[ids[name] for name in names]] = 1
         return targets
 
-    def decode(self, logits: np.ndarray) -> Iterator[tuple[tuple[str, ...], tuple[float, ...]]]:
+    def decode(self, logits: np.ndarray) -> list[tuple[tuple[str, ...], tuple[float, ...]]]:
         """The labels whose probability is above one half."""
-        names = np.array(self.labels, object)
-        for row, probabilities in zip(logits, special.expit(logits).tolist(), strict=True):
-            yield tuple(names[row > 0]), tuple(probabilities)
+        chosen = (tuple(compress(self.labels, row)) for row in logits > 0)
+        return [*zip(chosen, map(tuple, special.expit(logits).tolist()), strict=True)]
 
     def constants(self, labels: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
         """The most frequent labels: none, one, two, ..., all."""
@@ -206,13 +198,9 @@ class Multilabel(SentenceHead):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Regression(SentenceHead):
-    """One number. Targets are float32 [B], scaled; so are the outputs, `logits` [B].
+    """One number. Targets are float32 [B], scaled; so are the outputs, `logits` [B]."""
 
-    Attributes:
-      value_range: the numbers that the network sees as 0 and 1.
-    """
-
-    value_range: tuple[float, float] = (0.0, 1.0)
+    value_range: tuple[float, float] = (0.0, 1.0)  # the numbers that the network sees as 0 and 1
 
     from_data: ClassVar[tuple[str, ...]] = ("value_range",)
     metrics: ClassVar[Mapping[str, Metric]] = {
@@ -234,7 +222,7 @@ class Regression(SentenceHead):
         return {"loss": pair((logits[:, 0] - targets) ** 2, weights)}
 
     @classmethod
-    def fitted(cls, labels: Iterable[float], style: str) -> "SentenceHead":
+    def fitted(cls, labels: Iterable[float], style: str) -> "Regression":
         """The range of the numbers that there are; one at least."""
         numbers = list(labels)
         if not numbers:
@@ -252,7 +240,7 @@ class Regression(SentenceHead):
         return number
 
     def targets(self, labels: Sequence[float]) -> np.ndarray:
-        """Scaled numbers."""
+        """See `SentenceHead.targets`."""
         low, high = self.value_range
         return ((np.array(labels) - low) / ((high - low) or 1.0)).astype(np.float32)
 
@@ -260,10 +248,10 @@ class Regression(SentenceHead):
         """Numbers in the unit of the labels."""
         return np.array(labels, np.float64)
 
-    def decode(self, logits: np.ndarray) -> Iterator[tuple[float, tuple[float, ...]]]:
+    def decode(self, logits: np.ndarray) -> list[tuple[float, tuple[float, ...]]]:
         """Numbers in the unit of the labels, without probabilities."""
         low, high = self.value_range
-        return ((number, ()) for number in (low + logits * (high - low)).tolist())
+        return [(number, ()) for number in (low + logits * (high - low)).tolist()]
 
     def constants(self, labels: Sequence[float]) -> list[float]:
         """Any number: none has a correlation with the labels."""

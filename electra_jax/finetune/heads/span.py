@@ -46,11 +46,9 @@ class TwoLayers(nnx.Module):
 class JointSpans(nnx.Module):
     """Start, end given the start, and whether there is an answer at all: the original's head."""
 
-    loss_terms: ClassVar[dict[str, float]] = {
-        "start_loss": 0.5,
-        "end_loss": 0.5,
-        "answerable_loss": 0.5,
-    }
+    loss_terms: ClassVar[dict[str, float]] = dict.fromkeys(
+        ("start_loss", "end_loss", "answerable_loss"), 0.5
+    )
     null_threshold: ClassVar[float] = -2.75  # the original's
 
     def __init__(self, config: EncoderConfig, rngs: nnx.Rngs):
@@ -152,7 +150,7 @@ class IndependentSpans(TokenLayer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spans(base.Head):
-    """A span of a text, or none. The style decides which layers propose it.
+    """A span of a text, or none; the style decides which layers propose it.
 
     All rows have `allowed` int32 [B, L]: where an answer may start or end. Rows to train on have
     `start`, `end` int32 [B], 0 if the row does not hold the whole answer, and `is_impossible`.

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float
 
 from electra_jax.finetune.heads import base
 from electra_jax.finetune.heads.base import Hidden, HuggingFace, Outputs
+from electra_jax.finetune.scores import ACCURACY
 from electra_jax.modeling.encoders.base import EncoderConfig
 from electra_jax.modeling.layers import PRNGKey, dense, glorot_uniform
 from electra_jax.objectives.base import Batch, Sums
@@ -34,7 +35,7 @@ class Tagging(base.Head):
     Rows to train on have `label` int32 [B, L]: that of a word at its first token, else -1.
     """
 
-    metrics: ClassVar[Mapping[str, Metric]] = {"loss": base.LOSS, "accuracy": base.ACCURACY}
+    metrics: ClassVar[Mapping[str, Metric]] = {"loss": base.LOSS, "accuracy": ACCURACY}
     huggingface: ClassVar[HuggingFace] = HuggingFace("tagger")
 
     def layers(self, encoder: EncoderConfig, rngs: nnx.Rngs) -> TokenLayer:

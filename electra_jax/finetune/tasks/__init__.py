@@ -2,8 +2,8 @@
 
 from electra_jax.finetune.tasks.base import Task
 from electra_jax.finetune.tasks.glue import GlueTask
+from electra_jax.finetune.tasks.sentences import TableTask
 from electra_jax.finetune.tasks.squad import SquadTask
-from electra_jax.finetune.tasks.table import TableTask
 from electra_jax.finetune.tasks.tagging import TaggingTask
 
 TASKS: dict[str, type[Task]] = {

@@ -19,37 +19,30 @@ from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.files import write_text
 from electra_jax.finetune.heads.span import Spans
-from electra_jax.finetune.tasks import squad_files, squad_scores, squad_spans, squad_windows
-from electra_jax.finetune.tasks.base import TRAIN, Files, FileTask, Log
+from electra_jax.finetune.scores import Score
+from electra_jax.finetune.tasks import squad_files, squad_scores, squad_spans
+from electra_jax.finetune.tasks.base import TRAIN, Files, Log, Scores, Task
 from electra_jax.finetune.tasks.squad_files import Example
 from electra_jax.finetune.tasks.squad_spans import Span
-from electra_jax.finetune.tasks.squad_windows import Context, Window
-from electra_jax.objectives.metrics import Metric
+from electra_jax.finetune.tasks.squad_windows import Window, characters, encode_context, find_target
 from electra_jax.settings import COUNT, one_of, setting
 
 MAX_QUESTION = 64  # tokens of a question that are kept
-F1 = Metric("F1", "%", better="higher", console="f1", figure="Scores", tile="{:.4g}")
+F1 = Score("F1", "%", console="f1")
 EXACT = dataclasses.replace(F1, label="exact match", console="exact")
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What is answered to a question.
-
-    Attributes:
-      id: of the example.
-      text: the answer; "" for none, which with `null_odds` above the threshold is the answer.
-      null_odds: how likely it is that there is no answer: a logit. 0 where there always is one.
-      n_best: possible answers with different texts, the best first; none of them is empty.
-    """
+    """What is answered to the question `id`."""
 
     id: str
-    text: str
-    null_odds: float
-    n_best: tuple[Span, ...]
+    text: str  # "" for no answer, as where `null_odds` are above the threshold
+    null_odds: float  # a logit of "there is no answer"; 0 where there always is one
+    n_best: tuple[Span, ...]  # with different texts, the best first; none of them is empty
 
 
-class SquadTask(FileTask):
+class SquadTask(Task):
     """Questions on texts. The file of a split may also be `tfds:squad/v1.1` and the like."""
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,14 +80,26 @@ class SquadTask(FileTask):
         return example.answers is not None
 
     def read_file(self, split: str, path: str) -> list[Example]:
-        """See `Task.read`. Answers may be anywhere, even where their text is not."""
-        unanswerable = self.settings.unanswerable
+        """See `Task.read`. Answers may be anywhere, even where their text is not.
+
+        Either all questions have answers or none has; these can only be predicted.
+        """
+        unanswerable, is_training = self.settings.unanswerable, split == TRAIN
         if path.startswith("tfds:"):
             examples = list(squad_files.read_squad_data_set(path, split, unanswerable))
         else:
-            examples = list(squad_files.read_squad(path))
+            _, examples = squad_files.read_squad(path)
         squad_files.check_ids(examples, path)
-        squad_files.check_answers(examples, path, split == TRAIN, unanswerable)
+        is_labeled = is_training or any(map(self.is_labeled, examples))
+        for example in examples:
+            if example.answers is None and is_labeled:
+                others = "the network cannot be trained on it" if is_training else "others have"
+                raise UserError(f"{path}: question {example.id!r} lacks answers, but {others}")
+            if example.answers == () and not unanswerable:
+                raise UserError(
+                    f"{path}: question {example.id!r} has no answer, which only data sets with "
+                    "unanswerable questions may have"
+                )
         return examples
 
     def features(
@@ -108,14 +113,12 @@ class SquadTask(FileTask):
         their context; the target is the first answer that is.
         """
         questions = tokenizer.encode_batch([example.question for example in examples])
-        contexts: dict[str, Context] = {}
+        contexts = {x: encode_context(tokenizer, x) for x in {x.context: None for x in examples}}
         rows: list[Window] = []
         lost = 0
         for index, (example, question) in enumerate(zip(examples, questions, strict=True)):
-            if example.context not in contexts:
-                contexts[example.context] = squad_windows.encode_context(tokenizer, example.context)
             context, question = contexts[example.context], question[:MAX_QUESTION]
-            target = squad_windows.find_target(example, context)
+            target = find_target(example, context)
             if training and example.answers and target is None:
                 lost += 1
                 continue
@@ -136,48 +139,31 @@ class SquadTask(FileTask):
         arrays["allowed"][:, 0] = 1
         arrays["example"] = np.array([row.example for row in rows], np.int32)
         if all(map(self.is_labeled, examples)):
-            arrays |= self._targets(examples, rows)
-        if not training:
-            arrays |= squad_windows.characters(rows, max_length)
-        return arrays
-
-    def _targets(self, examples: Sequence[Example], rows: Sequence[Window]) -> Arrays:
-        spans = np.array([row.span for row in rows], np.int32).reshape(-1, 2)
-        is_impossible = np.array([not examples[row.example].answers for row in rows], bool)
-        if self.settings.answerability == "window":
-            is_impossible |= spans[:, 0] == 0
-        return {
-            "start": spans[:, 0],
-            "end": spans[:, 1],
-            "is_impossible": is_impossible.astype(np.int32),
-        }
+            spans = np.array([row.span for row in rows], np.int32).reshape(-1, 2)
+            arrays["start"], arrays["end"] = spans.T
+            none = np.array([not examples[row.example].answers for row in rows], bool)
+            if self.settings.answerability == "window":
+                none |= arrays["start"] == 0
+            arrays["is_impossible"] = none.astype(np.int32)
+        return arrays if training else arrays | characters(rows, max_length)
 
     def predict(
         self, examples: Sequence[Example], features: Arrays, outputs: Arrays
     ) -> list[Prediction]:
-        """See `Task.predict`.
-
-        Spans start where no other window shows more around, have at most
-        `max_answer_length` tokens, and are ranked over all windows of a question. Its null odds are
-        the least of its windows.
-        """
+        """See `Task.predict`. Spans are ranked over all windows of a question."""
         proposals = squad_spans.propose(features, outputs, self.settings.max_answer_length)
-        odds = squad_spans.null_odds(features, outputs, len(examples), proposals)
+        odds = squad_spans.null_odds(features, outputs, len(examples), proposals).tolist()
         unanswerable, threshold = self.settings.unanswerable, self.null_threshold
         predictions = []
-        for index, example in enumerate(examples):
-            best = squad_spans.n_best(
-                example.context, proposals.get(index, squad_spans.NO_PROPOSALS)
-            )
-            is_answered = best and not (unanswerable and odds[index] > threshold)
-            text = best[0].text if is_answered else ""
-            null = float(odds[index]) if unanswerable else 0.0
-            predictions.append(Prediction(example.id, text, null, best))
+        for index, (example, null) in enumerate(zip(examples, odds, strict=True)):
+            best = ()
+            if index in proposals:
+                best = squad_spans.n_best(example.context, proposals[index])
+            text = best[0].text if best and not (unanswerable and null > threshold) else ""
+            predictions.append(Prediction(example.id, text, null if unanswerable else 0.0, best))
         return predictions
 
-    def compare(
-        self, examples: Sequence[Example], predictions: Sequence[Prediction]
-    ) -> dict[str, float]:
+    def compare(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> Scores:
         """See `Task.compare`; the keys of the official programs, in percent."""
         gold = {example.id: [answer.text for answer in example.answers] for example in examples}
         texts = {guess.id: guess.n_best[0].text if guess.n_best else "" for guess in predictions}
@@ -217,17 +203,13 @@ class SquadTask(FileTask):
         """See `Task.unlabeled`: a file in SQuAD's format, or JSON lines."""
         if is_json_lines(path):
             return super().unlabeled(path)
-        return [
-            dataclasses.replace(example, answers=None) for example in squad_files.read_squad(path)
-        ]
+        _, examples = squad_files.read_squad(path)
+        return [dataclasses.replace(example, answers=None) for example in examples]
 
     def answer(self, prediction: Prediction) -> dict[str, Any]:
         """See `Task.answer`."""
         best = vars(prediction.n_best[0]) if prediction.text else {}
-        return {
-            "id": prediction.id,
-            "text": prediction.text,
-            **{name: best.get(name) for name in ("start", "end", "probability")},
-            "null_odds": prediction.null_odds,
-            "n_best": [vars(span) for span in prediction.n_best],
-        }
+        place = {name: best.get(name) for name in ("start", "end", "probability")}
+        n_best = [vars(span) for span in prediction.n_best]
+        odds = prediction.null_odds
+        return dict(id=prediction.id, text=prediction.text, **place, null_odds=odds, n_best=n_best)

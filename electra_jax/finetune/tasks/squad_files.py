@@ -7,7 +7,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from electra_jax.data.formats.tfds import records as read_data_set
@@ -25,67 +24,51 @@ class Answer:
 
 @dataclass(frozen=True)
 class Example:
-    """A question on a context.
+    """A question on a context."""
 
-    Attributes:
-      id: unique in its file.
-      answers: those that are right; empty if there is none; None if they are not known.
-    """
-
-    id: str
+    id: str  # unique in its file
     question: str
     context: str
-    answers: tuple[Answer, ...] | None
+    answers: tuple[Answer, ...] | None  # empty if there is none; None if they are not known
 
 
-def read_squad(path: str | Path) -> Iterator[Example]:
-    """Yields the questions of a file in SQuAD's format.
+def read_squad(path: str) -> tuple[str, list[Example]]:
+    """The version that a file in SQuAD's format says, or "", and its questions.
 
     Raises:
       UserError: the file cannot be read or lacks something; names the place in it.
     """
-    return questions_of(read_json(path), path)
-
-
-def questions_of(document: Any, path: str | Path) -> Iterator[Example]:
-    """As `read_squad`, from the parsed content of the file at `path`."""
+    document, examples = read_json(path), []
     for a, article in enumerate(_get(document, "data", list, f"{path}: ")):
-        at = f"{path}: data[{a}]."
-        for p, paragraph in enumerate(_get(article, "paragraphs", list, at)):
+        for p, paragraph in enumerate(_get(article, "paragraphs", list, f"{path}: data[{a}].")):
             at = f"{path}: data[{a}].paragraphs[{p}]."
             context = _get(paragraph, "context", str, at)
             for q, entry in enumerate(_get(paragraph, "qas", list, at)):
-                yield _example(entry, context, f"{at}qas[{q}].")
+                examples.append(_example(entry, context, f"{at}qas[{q}]."))
+    return str(document.get("version", "")), examples
 
 
 def _example(entry: Any, context: str, at: str) -> Example:
-    question = _get(entry, "question", str, at)
-    key = entry.get("id")
-    if type(key) not in (str, int):
-        raise UserError(f"{at}id: found {_shown(key)}; expected text")
+    question, key = _get(entry, "question", str, at), _get(entry, "id", str | int, at)
     answers = None
     if entry.get("is_impossible") is True:
         answers = ()
     elif "answers" in entry:
-        found = enumerate(_get(entry, "answers", list, at))
-        answers = tuple(_answer(answer, f"{at}answers[{number}].") for number, answer in found)
+        places = {f"{at}answers[{i}].": x for i, x in enumerate(_get(entry, "answers", list, at))}
+        answers = tuple(
+            Answer(_get(x, "text", str, place), _get(x, "answer_start", int, place))
+            for place, x in places.items()
+        )
     return Example(str(key), question, context, answers)
 
 
-def _answer(answer: Any, at: str) -> Answer:
-    return Answer(_get(answer, "text", str, at), _get(answer, "answer_start", int, at))
-
-
-def _get(mapping: Any, name: str, kind: type, at: str) -> Any:
+def _get(mapping: Any, name: str, kind: Any, at: str) -> Any:
     value = mapping.get(name) if isinstance(mapping, dict) else None
-    if not isinstance(value, kind):
-        names = {list: "a list", str: "text", int: "a number"}
-        raise UserError(f"{at}{name}: found {_shown(value)}; expected {names[kind]}")
+    if not isinstance(value, kind) or isinstance(value, bool):
+        found = "nothing" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"
+        expected = {list: "a list", int: "a number"}.get(kind, "text")
+        raise UserError(f"{at}{name}: found {found}; expected {expected}")
     return value
-
-
-def _shown(value: Any) -> str:
-    return "nothing" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"
 
 
 def read_squad_data_set(name: str, split: str, unanswerable: bool) -> Iterator[Example]:
@@ -106,23 +89,3 @@ def check_ids(examples: Sequence[Example], path: str) -> None:
         if example.id in seen:
             raise UserError(f"{path}: the id {example.id!r} is there twice; ids are unique")
         seen.add(example.id)
-
-
-def check_answers(
-    examples: Sequence[Example], path: str, is_training: bool, unanswerable: bool
-) -> None:
-    """Checks that either all questions have answers or none has; these can only be predicted.
-
-    Raises:
-      UserError: names the question.
-    """
-    is_labeled = is_training or any(example.answers is not None for example in examples)
-    for example in examples:
-        if example.answers is None and is_labeled:
-            others = "the network cannot be trained on it" if is_training else "others have"
-            raise UserError(f"{path}: question {example.id!r} lacks answers, but {others}")
-        if example.answers == () and not unanswerable:
-            raise UserError(
-                f"{path}: question {example.id!r} has no answer, which only data sets with "
-                "unanswerable questions may have"
-            )

@@ -12,7 +12,7 @@ from typing import Any
 
 from electra_jax.data.opening import read_json
 from electra_jax.errors import UserError
-from electra_jax.finetune.tasks.squad_files import check_ids, questions_of
+from electra_jax.finetune.tasks.squad_files import check_ids, read_squad
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
@@ -20,6 +20,7 @@ _PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
 
 Gold = Mapping[str, Sequence[str]]  # the texts of the answers by question id; none: no answer
 Texts = Mapping[str, str]
+Odds = Mapping[str, int | float]
 
 
 def score_files(
@@ -36,8 +37,7 @@ def score_files(
     Raises:
       UserError: a file cannot be read, or does not fit; names it.
     """
-    document = read_json(data)
-    examples = list(questions_of(document, data))
+    version, examples = read_squad(data)
     check_ids(examples, data)
     gold = {}
     for example in examples:
@@ -45,15 +45,12 @@ def score_files(
             raise UserError(f"{data}: question {example.id!r} has no answers; nothing to score")
         gold[example.id] = [answer.text for answer in example.answers]
     texts = _by_id(predictions, str, "text")
-    if all(gold.values()) and not str(document.get("version", "")).startswith("v2"):
+    if all(gold.values()) and not version.startswith("v2"):
         if null_odds is not None:
             raise UserError(f"--null_odds is given, but all questions of {data} have an answer")
         scores = score_v1(gold, texts)
     else:
-        odds = None
-        if null_odds is not None:
-            numbers = _by_id(null_odds, int | float, "a number")
-            odds = {key: float(number) for key, number in numbers.items()}
+        odds = None if null_odds is None else _by_id(null_odds, int | float, "a number")
         scores = score_v2(gold, texts, odds, null_threshold)
     return {
         **scores,
@@ -81,22 +78,20 @@ def f1(gold: str, predicted: str) -> float:
 
 def score_v1(gold: Gold, predicted: Texts) -> dict[str, float]:
     """`exact_match` and `f1` in percent, each the best over the answers of a question."""
-    exact, overlap = _raw_scores(gold, predicted)
-    return {"exact_match": _percent(exact.values()), "f1": _percent(overlap.values())}
+    scores = _scores_by_id(gold, predicted)
+    return {
+        "exact_match": _percent(scores["exact"].values()),
+        "f1": _percent(scores["f1"].values()),
+    }
 
 
 def score_v2(
-    gold: Gold,
-    predicted: Texts,
-    null_odds: Mapping[str, float] | None = None,
-    null_threshold: float = 1.0,
+    gold: Gold, predicted: Texts, null_odds: Odds | None = None, null_threshold: float = 1.0
 ) -> dict[str, float]:
     """The scores of SQuAD 2.0, in percent.
 
     Args:
-      gold: of all questions.
       predicted: answers; with `null_odds`, these are the best that are not "", for the thresholds.
-      null_odds: what is compared to the threshold.
       null_threshold: answers with greater odds count as "".
 
     Returns:
@@ -107,36 +102,33 @@ def score_v2(
     """
     # An answer that is only punctuation or an article is none to compare with, but is one.
     words = {key: [text for text in texts if normalize(text)] for key, texts in gold.items()}
-    raw = _raw_scores({key: texts or [""] for key, texts in words.items()}, predicted)
+    raw = _scores_by_id({key: texts or [""] for key, texts in words.items()}, predicted)
     odds = null_odds or {}
-    finals = [
-        {
-            key: float(not gold[key])
-            if key in predicted and odds.get(key, 0.0) > null_threshold
-            else value
-            for key, value in scores.items()
-        }
-        for scores in raw
-    ]
+    none = {key for key in gold if key in predicted and odds.get(key, 0.0) > null_threshold}
+    finals = {
+        name: {key: float(not gold[key]) if key in none else x for key, x in scores.items()}
+        for name, scores in raw.items()
+    }
+    keys_of = {
+        "": [*gold],
+        "HasAns_": [key for key in gold if gold[key]],
+        "NoAns_": [key for key in gold if not gold[key]],
+    }
     result: dict[str, float] = {}
-    for prefix, keys in (
-        ("", [*gold]),
-        ("HasAns_", [key for key in gold if gold[key]]),
-        ("NoAns_", [key for key in gold if not gold[key]]),
-    ):
+    for prefix, keys in keys_of.items():
         if keys:
-            for name, scores in zip(("exact", "f1"), finals, strict=True):
-                result[prefix + name] = _percent([scores[key] for key in keys])
+            for name, scores in finals.items():
+                result[prefix + name] = _percent(scores[key] for key in keys)
             result[f"{prefix}total"] = len(keys)
     if null_odds is not None:
-        for name, scores in zip(("exact", "f1"), raw, strict=True):
+        for name, scores in raw.items():
             best, threshold = best_threshold(gold, predicted, scores, null_odds)
             result[f"best_{name}"], result[f"best_{name}_thresh"] = best, threshold
     return result
 
 
 def best_threshold(
-    gold: Gold, predicted: Texts, scores: Mapping[str, float], null_odds: Mapping[str, float]
+    gold: Gold, predicted: Texts, scores: Mapping[str, float], null_odds: Odds
 ) -> tuple[float, float]:
     """The best mean score in percent that any threshold on the odds gives, and the threshold.
 
@@ -144,10 +136,8 @@ def best_threshold(
     says so only if all odds are greater. Here it is less than all odds.
 
     Args:
-      gold: answers by question, none for those without.
-      predicted: the answers that are given up to the threshold.
-      scores: of these, by question.
-      null_odds: by question; equal ones count in this order. One that has none is never answered.
+      scores: of the answers in `predicted`, which are given up to the threshold.
+      null_odds: equal ones count in this order. A question that has none is never answered.
     """
     answered = sorted((key for key in null_odds if key in scores), key=null_odds.__getitem__)
     current = best = sum(not texts for texts in gold.values())
@@ -161,14 +151,13 @@ def best_threshold(
             current -= 1
         if current > best:
             best, threshold = current, null_odds[key]
-    return 100 * best / max(1, len(gold)), threshold
+    return 100 * best / max(1, len(gold)), float(threshold)
 
 
-def _raw_scores(gold: Gold, predicted: Texts) -> tuple[dict[str, float], dict[str, float]]:
-    """Exact match and F1 of each question, each the best over its answers; 0 if it is missing."""
-    exact, overlap = {}, {}
+def _scores_by_id(gold: Gold, predicted: Texts) -> dict[str, dict[str, float]]:
+    """`exact` and `f1` of each question, the best over its answers; 0 if it is missing."""
+    exact, overlap = dict.fromkeys(gold, 0.0), dict.fromkeys(gold, 0.0)
     for key, texts in gold.items():
-        exact[key] = overlap[key] = 0.0
         if key in predicted:
             answer = normalize(predicted[key])
             answers = {normalize(text) for text in {*texts}}
@@ -177,7 +166,7 @@ def _raw_scores(gold: Gold, predicted: Texts) -> tuple[dict[str, float], dict[st
             overlap[key] = max((f1(text, answer) for text in answers), default=0.0)
             if texts == [""]:
                 overlap[key] = exact[key]
-    return exact, overlap
+    return {"exact": exact, "f1": overlap}
 
 
 def _percent(scores: Iterable[float]) -> float:

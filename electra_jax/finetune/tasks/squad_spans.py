@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float
 
 from electra_jax.data.features import Arrays
 
@@ -11,56 +12,34 @@ N_BEST = 20  # answers that are kept of each question; starts that are tried in 
 
 _CHUNK = 2048  # rows whose spans are compared at once
 
+# Possible answers to a question, the best first: first character, character after the last, score.
+Proposals = Float[np.ndarray, "N 3"]
+
 
 @dataclass(frozen=True)
 class Span:
-    """A possible answer: `context[start:end]` is `text`.
-
-    Attributes:
-      score: the sum of two logarithms of probabilities, or of two logits.
-      probability: among the spans that were kept of the question.
-    """
+    """A possible answer: `context[start:end]` is `text`."""
 
     text: str
     start: int
     end: int
-    score: float
-    probability: float
-
-
-@dataclass(frozen=True)
-class Proposals:
-    """Possible answers to a question, as ranges of characters, the best first."""
-
-    starts: np.ndarray
-    ends: np.ndarray
-    scores: np.ndarray
-
-
-NO_PROPOSALS = Proposals(np.zeros(0, int), np.zeros(0, int), np.zeros(0))
+    score: float  # the sum of two logarithms of probabilities, or of two logits
+    probability: float  # among the spans that were kept of the question
 
 
 def propose(features: Arrays, outputs: Arrays, max_length: int) -> dict[int, Proposals]:
     """All possible spans of at most `max_length` tokens, by example."""
     parts = []
-    count = len(features["example"])
-    for begin in range(0, count, _CHUNK):
+    for begin in range(0, max(1, len(features["example"])), _CHUNK):
         rows = slice(begin, begin + _CHUNK)
-        chunk = {name: array[rows] for name, array in features.items()}
-        of_chunk = {name: array[rows] for name, array in outputs.items()}
+        chunk, of_chunk = ({name: x[rows] for name, x in y.items()} for y in (features, outputs))
         parts.append(_possible(chunk, of_chunk, max_length))
-    if not parts:
-        return {}
-    example, starts, ends, scores = (np.concatenate(part) for part in zip(*parts, strict=True))
+    example, *columns = (np.concatenate(part) for part in zip(*parts, strict=True))
     # Best first within each example, equal scores in the order of the rows.
-    order = np.lexsort((-scores, example))
-    example, starts, ends, scores = (x[order] for x in (example, starts, ends, scores))
-    present, firsts = np.unique(example, return_index=True)
-    bounds = [*firsts, len(example)]
-    return {
-        int(index): Proposals(starts[a:b], ends[a:b], scores[a:b])
-        for index, a, b in zip(present, bounds[:-1], bounds[1:], strict=True)
-    }
+    order = np.lexsort((-columns[-1], example))
+    present, firsts = np.unique(example[order], return_index=True)
+    spans = np.split(np.stack(columns, axis=1)[order], firsts[1:])
+    return dict(zip(present.tolist(), spans, strict=False))  # of no rows, one that is empty
 
 
 def _possible(features: Arrays, outputs: Arrays, max_length: int) -> tuple[np.ndarray, ...]:
@@ -78,9 +57,7 @@ def _possible(features: Arrays, outputs: Arrays, max_length: int) -> tuple[np.nd
     return rows[possible], first[possible], last[possible], score[possible]
 
 
-def _candidates(
-    features: Arrays, outputs: Arrays, max_length: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _candidates(features: Arrays, outputs: Arrays, max_length: int) -> tuple[np.ndarray, ...]:
     """Start, end and score of spans that the network proposes, each [rows, starts, ends]."""
     if "start_top" in outputs:
         start, end = outputs["start_top"][:, :, None], outputs["end_top"]
@@ -108,26 +85,27 @@ def null_odds(
     null = outputs["start_logits"][:, 0].astype(np.float64) + outputs["end_logits"][:, 0]
     np.minimum.at(odds, features["example"], null)
     for index, spans in proposals.items():
-        odds[index] -= spans.scores[0]
+        odds[index] -= spans[0, -1]
     return odds
 
 
 def n_best(context: str, proposals: Proposals) -> tuple[Span, ...]:
     """The best `N_BEST` spans with different texts, none of them empty."""
     best: dict[str, tuple[int, int, float]] = {}
-    for start, end, score in zip(proposals.starts, proposals.ends, proposals.scores, strict=True):
+    for *span, score in proposals.tolist():
+        start, end = map(int, span)
         # A token of SentencePiece may be a space alone.
         shown = context[start:end]
         text = shown.strip()
         if text and text not in best:
             start += len(shown) - len(shown.lstrip())
-            best[text] = int(start), int(start) + len(text), float(score)
+            best[text] = start, start + len(text), score
             if len(best) == N_BEST:
                 break
     scores = np.array([score for *_, score in best.values()])
     shares = np.exp(scores - scores.max(initial=-np.inf))
     shares /= shares.sum() or 1.0
     return tuple(
-        Span(text, start, end, score, float(share))
-        for (text, (start, end, score)), share in zip(best.items(), shares, strict=True)
+        Span(text, *found, share)
+        for (text, found), share in zip(best.items(), shares.tolist(), strict=True)
     )

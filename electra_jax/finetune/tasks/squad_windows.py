@@ -10,7 +10,7 @@ import numpy as np
 
 from electra_jax.data.features import Arrays, owners
 from electra_jax.data.tokenizers.base import Tokenizer
-from electra_jax.finetune.tasks.squad_files import Answer, Example
+from electra_jax.finetune.tasks.squad_files import Example
 
 # Invisible characters that belong to the one before: joiners, and the tags of emoji.
 _JOINED = {"\u200c", "\u200d", *map(chr, range(0xE0020, 0xE0080))}
@@ -72,25 +72,21 @@ def encode_context(tokenizer: Tokenizer, text: str) -> Context:
 
 
 def find_target(example: Example, context: Context) -> tuple[int, int] | None:
-    """First and last token of the first answer that is in the context."""
+    """First and last token of the first answer that is in the context.
+
+    An answer starts at the character that it says, or else at the nearest other place.
+    """
     for answer in example.answers or ():
-        start = _find(context.text, answer)
-        if start is not None:
-            first = int(np.searchsorted(context.ends, start, "right"))
-            last = int(np.searchsorted(context.starts, start + len(answer.text), "left")) - 1
+        text, start = answer.text, max(0, answer.start)
+        found = context.text.rfind(text, 0, start + len(text)), context.text.find(text, start)
+        places = [place for place in found if text and place >= 0]
+        if places:
+            begin = min(places, key=lambda place: abs(place - start))
+            first = int(np.searchsorted(context.ends, begin, "right"))
+            last = int(np.searchsorted(context.starts, begin + len(text), "left")) - 1
             if first <= last:
                 return first, last
     return None
-
-
-def _find(text: str, answer: Answer) -> int | None:
-    """The character at which an answer starts: as it says, or else the nearest other place."""
-    if not answer.text or text.startswith(answer.text, max(0, answer.start)):
-        return max(0, answer.start) if answer.text else None
-    after = text.find(answer.text, max(0, answer.start))
-    before = text.rfind(answer.text, 0, max(0, answer.start) + len(answer.text))
-    found = [place for place in (before, after) if place >= 0]
-    return min(found, key=lambda place: abs(place - answer.start)) if found else None
 
 
 def characters(windows: Sequence[Window], max_length: int) -> Arrays:

@@ -33,22 +33,14 @@ def detect(sentences: Sequence[Tags]) -> str:
     return "IOB1" if follows["I"] and not follows["B"] else "BIO"
 
 
-def is_tag(tag: str, scheme: str) -> bool:
-    """Whether the scheme has such a tag."""
-    match = _ENTITY_TAG.fullmatch(tag)
-    return scheme == "plain" or tag == OUTSIDE or bool(match and match[1] in SCHEMES[scheme])
-
-
 def type_of(tag: str, scheme: str) -> str:
     """The type of entity that a tag stands for, or a type as it is; "" for O.
 
-    To the scheme `plain`, each tag is a type.
+    In the scheme `plain`, each tag is a type.
     """
-    if scheme == "plain":
-        return tag
-    if tag == OUTSIDE:
+    if tag == OUTSIDE and scheme != "plain":
         return ""
-    match = _ENTITY_TAG.fullmatch(tag)
+    match = None if scheme == "plain" else _ENTITY_TAG.fullmatch(tag)
     return match[2] if match else tag
 
 

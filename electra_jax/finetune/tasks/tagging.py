@@ -21,58 +21,34 @@ from electra_jax.data.tables import is_json_lines, text_cell
 from electra_jax.data.tokenizers.base import Tokenizer
 from electra_jax.errors import UserError
 from electra_jax.files import write_text
-from electra_jax.finetune.heads import base
 from electra_jax.finetune.heads.token import Tagging
+from electra_jax.finetune.scores import ACCURACY, Score
 from electra_jax.finetune.tasks import tag_schemes
-from electra_jax.finetune.tasks.base import TRAIN, Files, FileTask, Labels
-from electra_jax.finetune.tasks.conll import Sentence, read_sentences
+from electra_jax.finetune.tasks.base import TRAIN, Files, Labels, Scores, Task
+from electra_jax.finetune.tasks.conll import Example, read_sentences
 from electra_jax.finetune.tasks.tag_schemes import OUTSIDE, SCHEMES, Entity, convert, type_of
-from electra_jax.objectives.metrics import Metric
 from electra_jax.settings import one_of, setting
 
 
 @dataclasses.dataclass(frozen=True)
-class Example:
-    """The words of a sentence and their tags, as in the file.
-
-    Attributes:
-      id: the number of the sentence in its file, from 0.
-      words: none of them is split or joined.
-      tags: as many; None when they are not known.
-    """
-
-    id: str
-    words: tuple[str, ...]
-    tags: tuple[str, ...] | None
-
-
-@dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The tags of a sentence.
-
-    Attributes:
-      id, words: of the example.
-      tags: one for each word, in the scheme of the files.
-      entities: (first word, word after the last, type); none in the scheme `plain`.
-      probabilities: of what the network chose for each word.
-    """
+    """The tags of a sentence in the scheme of the files, and the probabilities of these."""
 
     id: str
     words: tuple[str, ...]
     tags: tuple[str, ...]
-    entities: tuple[Entity, ...]
+    entities: tuple[Entity, ...]  # none in the scheme `plain`
     probabilities: tuple[float, ...]
 
 
-ACCURACY = {"accuracy": base.ACCURACY}
 ENTITY_SCORES = {
-    "f1": Metric("F1", better="higher", console="f1", figure="Scores", tile="{:.4g}"),
-    "precision": Metric("precision", better="higher", figure=None),
-    "recall": Metric("recall", better="higher", figure=None),
+    "f1": Score("F1", console="f1"),
+    "precision": Score("precision", figure=None, tile=""),
+    "recall": Score("recall", figure=None, tile=""),
 }
 
 
-class TaggingTask(FileTask):
+class TaggingTask(Task):
     """Tagging of files of words in columns.
 
     A split without a column of tags is predicted, never scored: one of words alone, or with fewer
@@ -111,40 +87,61 @@ class TaggingTask(FileTask):
     @cached_property
     def head(self) -> Tagging:
         """See `Task.head`."""
-        labels = self.types
-        if self.scheme != "plain":
-            labels = [OUTSIDE, *(f"{prefix}-{x}" for x in labels for prefix in SCHEMES["BIOES"])]
-        return Tagging(labels=tuple(labels), style=self.style)
+        return Tagging(labels=self._tags(self._learned), style=self.style)
 
     @property
-    def metrics(self) -> dict[str, Metric]:
+    def metrics(self) -> dict[str, Score]:
         """F1 of entities, or accuracy of `plain` tags, is the main score."""
-        return ACCURACY if self.scheme == "plain" else ENTITY_SCORES | ACCURACY
+        return (ENTITY_SCORES if self.scheme != "plain" else {}) | {"accuracy": ACCURACY}
 
     def resolved(self) -> dict[str, Any]:
         """See `Task.resolved`."""
         return super().resolved() | {"scheme": self.scheme}
 
     @cached_property
-    def _training(self) -> tuple[list[Sentence], int | None]:
+    def _training(self) -> tuple[list[Example], int | None]:
         """The sentences of the training file, and its number of columns; None: there is none."""
         return read_sentences(self.files[TRAIN], None) if TRAIN in self.files else ([], None)
+
+    @property
+    def _learned(self) -> str:
+        return "plain" if self.scheme == "plain" else "BIOES"
+
+    def _tags(self, scheme: str) -> tuple[str, ...]:
+        if scheme == "plain":
+            return tuple(self.types)
+        return OUTSIDE, *(f"{prefix}-{x}" for x in self.types for prefix in SCHEMES[scheme])
 
     def is_labeled(self, example: Example) -> bool:
         """See `Task.is_labeled`."""
         return example.tags is not None
 
     def read_file(self, split: str, path: str) -> list[Example]:
-        """See `Task.read`."""
+        """See `Task.read`. All tags must be of the scheme and the types."""
         _, expected = self._training
-        sentences, columns = read_sentences(path, expected)
-        if sentences and 1 < columns < (expected or 0):
+        examples, columns = read_sentences(path, expected)
+        if examples and 1 < columns < (expected or 0):
             self.log(
                 f"{path}: {columns} columns, the training file has {expected}: taken to have no "
                 "tags"
             )
-        self._check(sentences, path)
-        return [Example(str(i), x.words, x.tags) for i, x in enumerate(sentences)]
+        allowed, out_of_place = self._tags(self.scheme), []
+        for example in examples:
+            tags = example.tags or ()
+            for line, tag in enumerate(tags, example.line):
+                if tag not in allowed:
+                    raise UserError(
+                        f"{path}, line {line}: tag {tag!r}; allowed in the scheme {self.scheme}: "
+                        f"{', '.join(allowed)}; config.data.labels names other types"
+                    )
+            places = tag_schemes.broken(tags, self.scheme)
+            out_of_place += [example.line + place for place in places]
+        if out_of_place:
+            self.log(
+                f"{path}: {len(out_of_place):,} tags continue or end an entity that is not there, "
+                f"the first in line {out_of_place[0]}; taken to begin one"
+            )
+        return examples
 
     def features(
         self, examples: Sequence[Example], tokenizer: Tokenizer, max_length: int, training: bool
@@ -156,12 +153,9 @@ class TaggingTask(FileTask):
         one of them, where most is shown around it. For predictions there is `word` int32 [N, L]:
         the number of the word that starts at a token and counts there, else -1.
         """
-        words = [word for example in examples for word in example.words]
-        pieces = iter(tokenizer.encode_batch(words))
+        pieces = iter(tokenizer.encode_batch([word for x in examples for word in x.words]))
         room = max_length - 2
-        segments: list[tuple[list[int]]] = []
-        rows: list[int] = []
-        counted: list[tuple[np.ndarray, np.ndarray]] = []  # words, and their places in the row
+        segments, owning, words = [], [], []  # of each row
         for index, example in enumerate(examples):
             of_words = [next(pieces) or [tokenizer.unk_id] for _ in example.words]
             ids = [i for word in of_words for i in word]
@@ -170,33 +164,22 @@ class TaggingTask(FileTask):
             owner = owners(len(ids), spans)[firsts]
             for number, (begin, end) in enumerate(spans):
                 here = np.flatnonzero(owner == number)
+                word = np.full(max_length, -1, np.int32)
+                word[firsts[here] - begin + 1] = here
                 segments.append((ids[begin:end],))
-                rows.append(index)
-                counted.append((here, firsts[here] - begin + 1))
+                owning.append(index)
+                words.append(word)
         arrays = pack(tokenizer, segments, max_length)
-        arrays["example"] = np.array(rows, np.int32)
-        word = np.full(arrays["input_ids"].shape, -1, np.int32)
-        for row, (here, places) in enumerate(counted):
-            word[row, places] = here
+        arrays["example"] = np.array(owning, np.int32)
         if not training:
-            arrays["word"] = word
+            arrays["word"] = np.array(words, np.int32).reshape(-1, max_length)
         if all(map(self.is_labeled, examples)):
-            arrays["label"] = self._targets(examples, arrays["example"], word)
+            ids_of = {label: i for i, label in enumerate(self.head.labels)}
+            of_tags = [[ids_of[tag] for tag in convert(x.tags, self._learned)] for x in examples]
+            targets = [np.array([*ids, -1], np.int32) for ids in of_tags]  # -1 is that of no word
+            label = [targets[index][word] for index, word in zip(owning, words, strict=True)]
+            arrays["label"] = np.array(label, np.int32).reshape(-1, max_length)
         return arrays
-
-    def _targets(
-        self, examples: Sequence[Example], rows: np.ndarray, word: np.ndarray
-    ) -> np.ndarray:
-        ids = {label: i for i, label in enumerate(self.head.labels)}
-        targets = [
-            np.array([ids[tag] for tag in convert(example.tags, self._learned)], np.int32)
-            for example in examples
-        ]
-        label = np.full(word.shape, -1, np.int32)
-        for row, index in enumerate(rows):
-            here = word[row] >= 0
-            label[row, here] = targets[index][word[row, here]]
-        return label
 
     def predict(
         self, examples: Sequence[Example], features: Arrays, outputs: Arrays
@@ -218,14 +201,8 @@ class TaggingTask(FileTask):
             predictions.append(Prediction(example.id, example.words, tags, found, probabilities))
         return predictions
 
-    def compare(
-        self, examples: Sequence[Example], predictions: Sequence[Prediction]
-    ) -> dict[str, float]:
-        """See `Task.compare`.
-
-        `f1`, `precision` and `recall` of whole entities, by the rules of conlleval, but for the
-        scheme `plain`; and `accuracy`, the share of words with the right tag.
-        """
+    def compare(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> Scores:
+        """See `Task.compare`. The accuracy is of words; all else, of whole entities."""
         gold, found = (
             [convert(one.tags, self._learned) for one in ones] for ones in (examples, predictions)
         )
@@ -271,36 +248,3 @@ class TaggingTask(FileTask):
     def answer(self, prediction: Prediction) -> dict[str, Any]:
         """See `Task.answer`."""
         return vars(prediction)
-
-    @property
-    def _learned(self) -> str:
-        return "plain" if self.scheme == "plain" else "BIOES"
-
-    def _check(self, sentences: Sequence[Sentence], path: str) -> None:
-        """Checks that all tags are of the scheme and the types; counts those that are out of place.
-
-        Raises:
-          UserError: names the line.
-        """
-        scheme = self.scheme
-        out_of_place = []
-        for sentence in sentences:
-            tags = sentence.tags or ()
-            for line, tag in enumerate(tags, sentence.line):
-                if not tag_schemes.is_tag(tag, scheme):
-                    allowed = (OUTSIDE, *(f"{prefix}-TYPE" for prefix in SCHEMES[scheme]))
-                    raise UserError(
-                        f"{path}, line {line}: tag {tag!r} is not of the scheme {scheme}: "
-                        f"{', '.join(allowed)}"
-                    )
-                if type_of(tag, scheme) not in ("", *self.types):
-                    raise UserError(
-                        f"{path}, line {line}: tag {tag!r} is not known; the training file has "
-                        f"{', '.join(self.types)}; config.data.labels names others"
-                    )
-            out_of_place += [sentence.line + place for place in tag_schemes.broken(tags, scheme)]
-        if out_of_place:
-            self.log(
-                f"{path}: {len(out_of_place):,} tags continue or end an entity that is not there, "
-                f"the first in line {out_of_place[0]}; taken to begin one"
-            )
