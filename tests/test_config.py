@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 import electra_jax.config as page
 import electra_jax.settings as settings_page
-from electra_jax.checks import model_config, validate
+from electra_jax.checks import objective_for, validate
 from electra_jax.config import get_config, settings
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import structure
@@ -102,7 +102,7 @@ def test_every_published_recipe_is_there():
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_recipes_equal_the_published_table(name):
     config = recipe(name)
-    model = model_config(config, VOCAB)
+    model = objective_for(config, VOCAB).model
     towers = model.discriminator, model.generator
     sizes = [tower and (tower.hidden_size, tower.num_layers) for tower in towers]
     assert PUBLISHED[name] == (
@@ -122,7 +122,7 @@ def test_recipes_equal_the_published_table(name):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_recipes_tell_their_true_parameter_count(name):
-    parameters = structure(model_config(recipe(name), VOCAB))[1]
+    parameters = structure(objective_for(recipe(name), VOCAB).model)[1]
     count = sum(x.size for x in jax.tree.leaves(parameters))
     text = next(path for path in RECIPES if path.stem == name).read_text()
     assert f"\n{count:,} parameters" in text
@@ -133,7 +133,7 @@ def test_the_table_of_sharing_modes_has_their_true_parameter_counts(sharing):
     config = recipe("base")
     config.generator.sharing = sharing
     config.generator.width = 1.0 if sharing == "all" else config.generator.width
-    parameters = structure(model_config(config, VOCAB))[1]
+    parameters = structure(objective_for(config, VOCAB).model)[1]
     count = sum(x.size for x in jax.tree.leaves(parameters))
     lines = (Path(__file__).parents[1] / "docs" / "objectives.md").read_text().splitlines()
     (row,) = [line for line in lines if line.startswith(f"| `{sharing}` |")]
@@ -221,7 +221,9 @@ def test_tensor_parallel_devices_do_not_split_the_batch():
 
 
 def test_half_a_generator_follows_its_width():
-    generator = model_config(changed(generator__width=0.5, generator__depth=0.25), 300).generator
+    generator = objective_for(
+        changed(generator__width=0.5, generator__depth=0.25), 300
+    ).model.generator
     assert (generator.hidden_size, generator.num_heads, generator.intermediate_size) == (
         128,
         2,
@@ -231,7 +233,7 @@ def test_half_a_generator_follows_its_width():
 
 
 def test_explicit_heads_and_feed_forward_do_not_reach_the_generator():
-    model = model_config(changed(model__num_heads=8, model__intermediate_size=500), 300)
+    model = objective_for(changed(model__num_heads=8, model__intermediate_size=500), 300).model
     discriminator, generator = model.discriminator, model.generator
     assert (discriminator.num_heads, discriminator.intermediate_size) == (8, 500)
     assert (generator.num_heads, generator.intermediate_size) == (1, 256)

@@ -11,7 +11,7 @@ import pytest
 import tiny
 from tiny import MASK
 
-from electra_jax.checks import model_config
+from electra_jax.checks import objective_for
 from electra_jax.config import get_config
 from electra_jax.data import tokenizers
 from electra_jax.objectives import Objective, make_objective, masking, metrics
@@ -209,7 +209,7 @@ def test_untrained_losses_of_electra_small():
     config, vocab_size = get_config(), 30522
     config.model.dtype = "float32"
     objective = ReplacedTokenDetection(
-        model_config(config, vocab_size), tiny.masking_config(vocab_size=vocab_size)
+        objective_for(config, vocab_size).model, tiny.masking_config(vocab_size=vocab_size)
     )
     losses = untrained(objective, tiny.packed(4, length=128, vocab_size=vocab_size))
     assert losses["mlm_loss"] == pytest.approx(10.33, abs=0.05)

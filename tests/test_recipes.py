@@ -7,7 +7,7 @@ import jax
 import paper_flops
 import pytest
 
-from electra_jax.checks import model_config, validate
+from electra_jax.checks import objective_for, validate
 from electra_jax.config import get_config
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import structure
@@ -47,7 +47,7 @@ def test_every_row_is_valid_in_both_sizes(path, row):
     assert whole.loss == tiny.loss and whole.masking == tiny.masking
     share = whole.generator.mle_steps / whole.num_train_steps
     assert tiny.generator.mle_steps == share * tiny.num_train_steps
-    params = structure(model_config(tiny, 8192))[1]
+    params = structure(objective_for(tiny, 8192).model)[1]
     assert sum(x.size for x in jax.tree.leaves(params)) < 4_000_000
 
 
@@ -81,7 +81,7 @@ def test_flops_are_those_of_the_paper(recipe, row, total):
 def test_generator_of_a_row_has_the_width_in_its_name():
     for row in load(next(path for path in FILES if path.stem == "generators")).ROWS:
         discriminator, _, generator = row.partition("-")
-        model = model_config(make("generators", row), VOCAB)
+        model = objective_for(make("generators", row), VOCAB).model
         assert model.discriminator.hidden_size == int(discriminator)
         found = model.generator.hidden_size if model.generator else "no network"
         assert found == (int(generator) if generator.isdecimal() else "no network")

@@ -17,7 +17,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 from test_objectives import SAMPLES, init, mask, sums
 
-from electra_jax.checks import model_config
+from electra_jax.checks import objective_for
 from electra_jax.config import get_config
 from electra_jax.data import tokenizers
 from electra_jax.modeling.electra import network_of, structure
@@ -44,7 +44,7 @@ FOUR = jax.device_put(tiny.packed(4))
 def gradients(objective: Objective) -> dict[str, dict[str, np.ndarray]]:
     """By loss term and parameter."""
     masked = mask(objective, FOUR)
-    terms = objective.totals(FOUR, masked).keys()
+    terms = objective.denominators(FOUR, masked).keys()
 
     def losses(params):
         pairs = objective.sums(params, Inputs(FOUR, masked, SAMPLES))
@@ -93,7 +93,7 @@ def test_electra_15_by_hand():
     np.testing.assert_array_equal(pairs["rtd_precision"], [1, 1])
     np.testing.assert_array_equal(pairs["rtd_recall"], [1, 1])
     np.testing.assert_array_equal(pairs["replaced_fraction"], [1, 2])
-    assert objective.totals(ROWS, SECOND_AND_THIRD) == {"mlm_loss": 2.0, "rtd_loss": 2.0}
+    assert objective.denominators(ROWS, SECOND_AND_THIRD) == {"mlm_loss": 2.0, "rtd_loss": 2.0}
 
 
 def test_copy_mechanism_by_hand():
@@ -224,7 +224,7 @@ def test_electra_15_is_electra_where_everything_is_selected():
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
-    assert some.totals(batch, masked) == every.totals(batch, masked)
+    assert some.denominators(batch, masked) == every.denominators(batch, masked)
 
 
 @pytest.mark.parametrize("length", [32, 29])  # of parts of 4 positions: the last one is not full
@@ -675,7 +675,7 @@ def sized(**changes) -> dict:
     for name, value in changes.items():
         section, _, leaf = name.rpartition("__")
         setattr(config[section] if section else config, leaf, value)
-    return structure(model_config(config, 30522))[1]
+    return structure(objective_for(config, 30522).model)[1]
 
 
 def count(tree: dict) -> int:

@@ -18,7 +18,7 @@ from electra_jax.inference.request import Answer, Model, Request
 from electra_jax.run.workdir import chosen_step
 from electra_jax.sharding.mesh import everywhere, make_mesh
 from electra_jax.training.checkpoint import restore_params
-from electra_jax.training.prediction import make_predict
+from electra_jax.training.prediction import Predict
 
 
 class FineTuned(Model):
@@ -46,7 +46,7 @@ class FineTuned(Model):
         self._predictor = Predictor(
             task=self.task,
             tokenizer=tokenizers.load(workdir / "tokenizer"),
-            predict=make_predict(mesh, make_objective(config, self.task).outputs),
+            predict=Predict(mesh, make_objective(config, self.task).outputs),
             max_length=config.data.max_length,
             batch_size=-(request.batch_size // -mesh.size) * mesh.size,
         )

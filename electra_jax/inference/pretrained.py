@@ -32,7 +32,7 @@ from electra_jax.objectives.metrics import area_under_curve, score_histogram
 from electra_jax.reporting import gallery
 from electra_jax.sharding.mesh import everywhere, make_mesh
 from electra_jax.training.checkpoint import restore_params
-from electra_jax.training.prediction import make_predict, predict_rows
+from electra_jax.training.prediction import Predict, predict_rows
 
 # On a CPU, XLA takes longer to make a program fast than a slow one takes for a few rows.
 QUICK = {"xla_backend_optimization_level": 0}
@@ -75,9 +75,9 @@ class TextModel(Model):
         self.rows_at_once = -(request.batch_size // -mesh.size) * mesh.size
         self.length = config.data.sequence_length
         outputs = self.outputs(request)
-        self.thorough = self.quick = make_predict(mesh, outputs)
+        self.thorough = self.quick = Predict(mesh, outputs)
         if is_cpu(mesh):
-            self.quick = make_predict(mesh, outputs, QUICK)
+            self.quick = Predict(mesh, outputs, QUICK)
 
     def require(self, request: Request) -> None:
         """Raises UserError where the run lacks what the mode needs."""

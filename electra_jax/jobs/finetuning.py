@@ -49,7 +49,7 @@ from electra_jax.training import loop
 from electra_jax.training.checkpoint import Checkpoints, restore_params
 from electra_jax.training.job import Data, Evaluator, IsStopped, Job, describe_step
 from electra_jax.training.optimizer import OptimizerConfig
-from electra_jax.training.prediction import make_predict
+from electra_jax.training.prediction import Predict
 from electra_jax.training.program import Program, make_trials_program, program_of
 
 Batches = Iterator[dict[str, np.ndarray]]
@@ -126,7 +126,7 @@ def prepare(config: ConfigDict, task: Task, pretrained: Pretrained) -> tuple[Con
         raise UserError(f"{task.place(TRAIN)}: no example can be trained on")
     config = complete(config, task, pretrained.encoder_config, len(features["input_ids"]))
     mesh, objective = make_mesh(config.parallel), make_objective(config, task)
-    predict = make_predict(mesh, objective.outputs)
+    predict = Predict(mesh, objective.outputs)
     predictor = Predictor(task, tokenizer, predict, max_length, config.batch_size)
     splits = {name: read_split(task, name) for name in (*task.eval_splits, *task.test_splits)}
     splits = {name: (examples, predictor.features(examples)) for name, examples in splits.items()}

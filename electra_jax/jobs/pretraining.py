@@ -33,7 +33,7 @@ from electra_jax.sharding.mesh import make_mesh
 from electra_jax.training import loop
 from electra_jax.training.job import Data, Evaluator, Facts, Job, describe_step
 from electra_jax.training.optimizer import OptimizerConfig
-from electra_jax.training.prediction import make_predict
+from electra_jax.training.prediction import Predict
 from electra_jax.training.program import Program, program_of
 from electra_jax.training.step import TrainState
 
@@ -197,7 +197,7 @@ def make_show(
         return lambda params: []
     mesh = make_mesh(config.parallel)
     outputs = functools.partial(network_outputs.corrupted, objective, config.seed, SHOWN_PROPOSALS)
-    predict = make_predict(mesh, outputs)
+    predict = Predict(mesh, outputs)
     rows = np.unique(np.linspace(0, len(held_out) - 1, SHOWN_ROWS).astype(np.int32))
     split = mesh.shape["data"] * mesh.shape["fsdp"]
     filled = np.resize(rows, -(len(rows) // -split) * split)  # some for every device

@@ -11,21 +11,19 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
-from electra_jax.errors import UserError
 from electra_jax.modeling.layers import split_key
 from electra_jax.modeling.params import Params
 from electra_jax.objectives import masking
 from electra_jax.objectives.base import Batch, Inputs, Sums, context, pair
 from electra_jax.objectives.corruption import require_second_stage
 from electra_jax.objectives.electra import ReplacedTokenDetection, rtd_cross_entropy
-from electra_jax.objectives.masking import Masked, Vocabulary
+from electra_jax.objectives.masking import Masked, TokenCounts, Vocabulary
 from electra_jax.objectives.metrics import Metric
 from electra_jax.objectives.mlm import mlm_sums
-from electra_jax.objectives.schedules import Step, at
-from electra_jax.settings import Config
+from electra_jax.objectives.schedules import Scalar, Step, at
+from electra_jax.settings import Config, not_allowed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,21 +47,19 @@ class AdversarialTokenDetection(ReplacedTokenDetection):
 
     @classmethod
     def arguments(
-        cls, config: Config, tokenizer: Vocabulary, token_counts: Int[np.ndarray, "V"] | None
+        cls, config: Config, tokenizer: Vocabulary, token_counts: TokenCounts
     ) -> dict[str, Any]:
-        """See `CorruptedText.arguments`."""
+        """See `MaskedLanguageModel.arguments`."""
         if config.masking.mode != "clean":
-            raise UserError(
-                f"config.masking.mode is {config.masking.mode!r}, in which samples are averaged; "
-                "config.algorithm = 'adversarial' rewards each of them: allowed: 'clean'"
-            )
+            allowed = "'clean' with config.algorithm = 'adversarial', which rewards every sample"
+            raise not_allowed(config, "masking.mode", allowed)
         require_second_stage(config, "the policy")
         arguments = super().arguments(config, tokenizer, token_counts)
         arguments["model"] = dataclasses.replace(arguments["model"], baseline=True)
         return arguments | {"warmup_steps": config.generator.mle_steps}
 
-    def loss_weights(self, step: Step) -> dict[str, float | Float[Array, ""]]:
-        """Weight of each mean loss in the total at `step`."""
+    def loss_weights(self, step: Step) -> dict[str, Scalar]:
+        """The generator learns by likelihood, and after the warm-up by its policy's rewards."""
         weights = super().loss_weights(step)
         likelihood = policy = weights.pop("mlm_loss")
         weights |= {"policy_loss": policy, "baseline_loss": policy}
@@ -75,10 +71,10 @@ class AdversarialTokenDetection(ReplacedTokenDetection):
             "policy_loss": jnp.where(is_warm, policy, 0.0),
         }
 
-    def totals(self, batch: Batch, masked: Masked) -> dict[str, Float[Array, ""]]:
+    def denominators(self, batch: Batch, masked: Masked) -> dict[str, Float[Array, ""]]:
         """Number of predictions of either network; of samples, for policy and baseline."""
-        totals = super().totals(batch, masked)
-        return totals | dict.fromkeys(("policy_loss", "baseline_loss"), totals["mlm_loss"])
+        found = super().denominators(batch, masked)
+        return found | dict.fromkeys(("policy_loss", "baseline_loss"), found["mlm_loss"])
 
     def sums(self, params: Params, inputs: Inputs) -> Sums:
         """Metrics of replaced token detection, `reward`, and the losses of policy and baseline."""

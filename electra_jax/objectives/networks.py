@@ -8,14 +8,11 @@ import dataclasses
 from electra_jax.errors import UserError
 from electra_jax.modeling.encoders import encoder_config
 from electra_jax.modeling.encoders.base import EncoderConfig, compute_dtype, num_heads
-from electra_jax.settings import Config, field
+from electra_jax.settings import Config, field, not_allowed
 
 
 def encoder(model: Config, vocab_size: int) -> EncoderConfig:
-    """The encoder that is kept after pre-training.
-
-    Args:
-      model: the section `model`.
+    """The encoder that is kept after pre-training, by the section `model`.
 
     Raises:
       UserError: the heads do not divide the width.
@@ -39,7 +36,7 @@ def generator(config: Config, discriminator: EncoderConfig) -> EncoderConfig:
     """The encoder of a generator beside `discriminator`, narrower and perhaps flatter (spec 2.1).
 
     Raises:
-      UserError: there is no such encoder; names the fields.
+      UserError: there is no such encoder.
     """
     sizes = config.generator
     if sizes.sharing == "all":
@@ -48,16 +45,14 @@ def generator(config: Config, discriminator: EncoderConfig) -> EncoderConfig:
     width = round(discriminator.hidden_size * sizes.width)
     num_layers = round(discriminator.num_layers * sizes.depth)
     if width < 1 or width % num_heads(width):
-        raise UserError(
-            f"config.generator.width is {sizes.width}, which leaves {width} of config.model."
-            f"hidden_size = {discriminator.hidden_size}; allowed: sizes that one attention head "
-            "for every 64 divides, such as multiples of 64"
+        allowed = (
+            f"shares of config.model.hidden_size = {discriminator.hidden_size} that one attention "
+            f"head for every 64 divides, which {width} is not"
         )
+        raise not_allowed(config, "generator.width", allowed)
     if num_layers < 1:
-        raise UserError(
-            f"config.generator.depth is {sizes.depth}, which leaves none of config.model."
-            f"num_layers = {discriminator.num_layers}; allowed: at least 1 layer"
-        )
+        allowed = f"what leaves a layer of config.model.num_layers = {discriminator.num_layers}"
+        raise not_allowed(config, "generator.depth", allowed)
     return dataclasses.replace(
         discriminator,
         embedding_size=width if sizes.sharing == "none" else discriminator.embedding_size,

@@ -19,11 +19,7 @@ from electra_jax.modeling.params import Params
 from electra_jax.objectives.base import Batch
 
 P = PartitionSpec
-
-
 ROWS = ("data", "fsdp")  # mesh axes that split the batch
-
-
 BATCH = P(ROWS)
 
 
@@ -46,12 +42,10 @@ def make_mesh(parallel: ConfigDict, devices: list[jax.Device] | None = None) -> 
         raise UserError(
             f"config.parallel.data is {data}; allowed: a multiple of the number of slices, {slices}"
         )
-    if slices == 1:
-        place = mesh_utils.create_device_mesh
-    else:
-        place = functools.partial(
-            mesh_utils.create_hybrid_device_mesh, dcn_mesh_shape=(slices, 1, 1)
-        )
+    place = mesh_utils.create_device_mesh
+    if slices > 1:
+        across = (slices, 1, 1)
+        place = functools.partial(mesh_utils.create_hybrid_device_mesh, dcn_mesh_shape=across)
     placed = place((data // slices, fsdp, tensor), devices=devices, allow_split_physical_axes=True)
     return Mesh(placed, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
 
@@ -64,13 +58,10 @@ def everywhere(mesh: Mesh, params: Params) -> Params:
 def check_topology(
     parallel: ConfigDict, batch_size: int, num_microbatches: int, num_devices: int
 ) -> None:
-    """Checks that mesh, batch and devices fit each other.
+    """Raises UserError where mesh, batch and devices do not fit each other, or the api.
 
     Args:
       parallel: the section of this name.
-
-    Raises:
-      UserError: they do not; names the fields.
     """
     fixed = parallel.fsdp * parallel.tensor
     wanted = fixed * (1 if parallel.data == -1 else parallel.data)
@@ -87,8 +78,8 @@ def check_topology(
         )
     if parallel.api == "pmap" and parallel.shard_optimizer:
         raise UserError(
-            "config.parallel.shard_optimizer is True, but config.parallel.api = 'pmap' keeps whole "
-            "moments on every device; allowed: False, or config.parallel.api = 'jit'"
+            "config.parallel.shard_optimizer is True; allowed: False with config.parallel.api = "
+            "'pmap', which keeps whole moments on every device"
         )
     splits = num_devices // parallel.tensor
     if batch_size % (splits * num_microbatches):
@@ -123,11 +114,9 @@ def share_of_rows(sharding: NamedSharding) -> tuple[int, int]:
 
 
 def place(batch: dict[str, np.ndarray], sharding: NamedSharding, per_device: bool) -> Batch:
-    """Put this host's rows on its devices.
+    """Put this host's rows on its devices, which `sharding` splits the first axis over.
 
-    Args:
-      sharding: splits the first axis.
-      per_device: lead with an axis of devices, [devices, B / devices, ...], as `jax.pmap` wants.
+    `per_device` leads with an axis of devices, [devices, B / devices, ...], as `jax.pmap` wants.
     """
     if per_device:
         local = len(sharding.addressable_devices)
