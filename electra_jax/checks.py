@@ -63,10 +63,7 @@ DECIDING = ("model.", "generator.", "masking.", "loss.", "algorithm", "ramp_step
 
 
 def refuse_without_effect(config: ConfigDict) -> None:
-    """Raises UserError where a setting is not at its default, although nothing depends on it.
-
-    That is known by watching which settings are read when the objective is made.
-    """
+    """Raises UserError where no objective reads a setting that is not at its default."""
     read = settings_read(config, set())
     for name, one in settings().items():
         value = field(config, name)

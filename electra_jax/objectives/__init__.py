@@ -40,10 +40,7 @@ def metrics_of(config: Mapping[str, Any]) -> dict[str, Metric]:
 def make_objective(
     config: Config, tokenizer: Vocabulary, token_counts: TokenCounts = None
 ) -> Objective:
-    """The pre-training objective that `config` describes, for the vocabulary of `tokenizer`.
-
-    Args:
-      token_counts: read where `config.generator.kind` is `unigram`.
+    """The pre-training objective that `config` describes; `unigram` generators read the counts.
 
     Raises:
       UserError: settings do not go together; names them.

@@ -15,10 +15,10 @@ from jaxtyping import Array, Float, Int
 
 from electra_jax.modeling.layers import split_key
 from electra_jax.modeling.params import Params
-from electra_jax.objectives import masking
+from electra_jax.objectives import base, masking
 from electra_jax.objectives.base import Batch, Inputs, Sums, context, pair
 from electra_jax.objectives.corruption import require_second_stage
-from electra_jax.objectives.electra import ReplacedTokenDetection, rtd_cross_entropy
+from electra_jax.objectives.electra import ReplacedTokenDetection
 from electra_jax.objectives.masking import Masked, TokenCounts, Vocabulary
 from electra_jax.objectives.metrics import Metric
 from electra_jax.objectives.mlm import mlm_sums
@@ -30,9 +30,8 @@ from electra_jax.settings import Config, not_allowed
 class AdversarialTokenDetection(ReplacedTokenDetection):
     """Replaced token detection against a generator that is rewarded for the discriminator's loss.
 
-    Attributes:
-      warmup_steps: updates at the beginning in which the generator learns by maximum likelihood, as
-        in joint training. Discriminator and baseline learn in all updates.
+    In `warmup_steps` updates, the first, the generator learns by maximum likelihood, as in joint
+    training. Discriminator and baseline learn in all updates.
     """
 
     warmup_steps: int = 0
@@ -88,11 +87,9 @@ class AdversarialTokenDetection(ReplacedTokenDetection):
         samples, corrupted_ids = self.corrupt(logits, batch, masked, inputs.sample_key, step)
         discriminator_logits = model.discriminate(corrupted_ids, context(batch), keys[1])
 
-        rewards = jnp.take_along_axis(
-            rtd_cross_entropy(discriminator_logits, corrupted_ids != batch["input_ids"]),
-            masked.masked_positions,
-            axis=1,
-        )
+        is_replaced = (corrupted_ids != batch["input_ids"]).astype(jnp.float32)
+        losses = base.binary_cross_entropy(discriminator_logits, is_replaced)
+        rewards = jnp.take_along_axis(losses, masked.masked_positions, axis=1)
         policy = masking.proposal_logits(
             logits, masked.labels, at(self.temperature, step), self.disallow_correct
         )
@@ -113,7 +110,7 @@ def policy_sums(
     baseline_logits: Float[Array, "B P"],
     weights: Float[Array, "B P"],
 ) -> Sums:
-    """What is minimised so that the mean reward of samples grows.
+    """What is minimized so that the mean reward of samples grows.
 
         baseline       b = -log sigmoid(baseline_logit)
         policy_loss    -(reward - b) log p(sample), differentiated through log p alone

@@ -3,7 +3,7 @@
     input_ids --mask--> masked_ids --generator--> logits --Gumbel sample--> corrupted_ids
     corrupted_ids --discriminator--> what the objective asks of it
 
-Both losses are minimised together, or one after the other. Samples are integers, so no gradient of
+Both losses are minimized together, or one after the other. Samples are integers, so no gradient of
 the discriminator's loss reaches the generator, save through what both share.
 """
 
@@ -42,11 +42,9 @@ REPLACED = {
 class CorruptedText(MaskedLanguageModel):
     """The generator's half. Subclasses say what the discriminator is to do.
 
-    Attributes:
-      frequencies: how often each token is proposed, the same at every position, in place of what
-        a network says; sums to anything. Empty: there is a network.
-      generator_steps: the generator trains alone for so many updates, and all else in those after
-        them, when it is frozen. None: both train in all updates.
+    With `frequencies`, which sum to anything, tokens are proposed by them at every position, and no
+    network does so. With `generator_steps` the generator trains alone for so many updates, and is
+    frozen after them, when all else trains; None: both train in all updates.
     """
 
     discriminator_weight: Schedule = 50.0  # multiplies the discriminator's mean loss

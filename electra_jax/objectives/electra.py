@@ -118,24 +118,17 @@ class ReplacedTokenDetection(CorruptedText):
         return sums
 
 
-def rtd_cross_entropy(
-    logits: Float[Array, "B L"], is_replaced: Bool[Array, "B L"]
-) -> Float[Array, "B L"]:
-    """-log of the probability of the right answer. A positive logit calls the token replaced."""
-    return base.binary_cross_entropy(logits, is_replaced.astype(jnp.float32))
-
-
 def rtd_sums(logits: Float[Array, "B L"], is_replaced: Array, loss_mask: Array) -> Sums:
     """The discriminator's loss and accuracies over the tokens in `loss_mask` (spec 3.6, 3.7).
 
-    Precision is the accuracy over tokens that are predicted to be replaced, recall the accuracy
-    over tokens that are replaced.
+    A positive logit calls the token replaced. Precision is the accuracy over tokens that are called
+    so, recall the accuracy over tokens that are.
     """
     label, weights = is_replaced.astype(jnp.float32), loss_mask.astype(jnp.float32)
     predicted = (logits > 0).astype(jnp.float32)
     correct = (predicted == label).astype(jnp.float32)
     return {
-        "rtd_loss": pair(rtd_cross_entropy(logits, is_replaced), weights),
+        "rtd_loss": pair(base.binary_cross_entropy(logits, label), weights),
         "rtd_accuracy": pair(correct, weights),
         "rtd_precision": pair(correct, weights * predicted),
         "rtd_recall": pair(correct, weights * label),

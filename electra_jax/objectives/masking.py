@@ -73,14 +73,7 @@ class MaskingConfig:
     def from_config(
         cls, config: Config, tokenizer: Vocabulary, is_read: bool = True
     ) -> "MaskingConfig":
-        """What the section `masking` says, for the tokens of `tokenizer`.
-
-        Args:
-          is_read: whether a generator reads the masked text, so that it matters what is shown.
-
-        Raises:
-          UserError: two of the settings do not go together.
-        """
+        """What the section `masking` says; what is shown matters only where it `is_read`."""
         masking = config.masking
         shares = (masking.mask_token_share, masking.random_token_share) if is_read else (1.0, 0.0)
         if sum(shares) > 1:

@@ -73,11 +73,7 @@ class MaskedLanguageModel(base.Objective):
     def arguments(
         cls, config: Config, tokenizer: Vocabulary, token_counts: TokenCounts
     ) -> dict[str, Any]:
-        """The fields of the objective that `config` describes, by name.
-
-        Raises:
-          UserError: settings do not go together; names them.
-        """
+        """Fields of the objective that `config` describes; UserError where settings clash."""
         networks.require_full_size(config, "objective")
         require_weight(config, "loss.generator_weight")
         return {

@@ -1,7 +1,4 @@
-"""The sizes of an objective's networks, from the sections `model` and `generator`.
-
-Whatever follows from other settings, such as the generator's heads, is worked out here.
-"""
+"""The sizes of an objective's networks: UserError where the settings allow none."""
 
 import dataclasses
 
@@ -12,11 +9,7 @@ from electra_jax.settings import Config, field, not_allowed
 
 
 def encoder(model: Config, vocab_size: int) -> EncoderConfig:
-    """The encoder that is kept after pre-training, by the section `model`.
-
-    Raises:
-      UserError: the heads do not divide the width.
-    """
+    """The encoder that is kept after pre-training, by the section `model`."""
     heads = num_heads(model.hidden_size) if model.num_heads is None else model.num_heads
     if model.hidden_size % heads:
         raise UserError(
@@ -33,11 +26,7 @@ def encoder(model: Config, vocab_size: int) -> EncoderConfig:
 
 
 def generator(config: Config, discriminator: EncoderConfig) -> EncoderConfig:
-    """The encoder of a generator beside `discriminator`, narrower and perhaps flatter (spec 2.1).
-
-    Raises:
-      UserError: there is no such encoder.
-    """
+    """The encoder of a generator: narrower than `discriminator`, perhaps flatter (spec 2.1)."""
     sizes = config.generator
     if sizes.sharing == "all":
         require_full_size(config, "generator.sharing")

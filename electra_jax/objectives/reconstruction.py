@@ -128,14 +128,14 @@ def copy_sums(
     p(w) = c [w = shown] + (1 - c) softmax(logits)(w),    c = sigmoid(gate_logit)
     """
     log_copy, log_word = jax.nn.log_sigmoid(gate_logits), jax.nn.log_sigmoid(-gate_logits)
-    normaliser = jax.nn.logsumexp(logits, axis=-1)
+    normalizer = jax.nn.logsumexp(logits, axis=-1)
 
     def log_softmax(ids: Int[Array, "B C"]) -> Float[Array, "B C"]:
-        return jnp.take_along_axis(logits, ids[..., None], axis=-1)[..., 0] - normaliser
+        return jnp.take_along_axis(logits, ids[..., None], axis=-1)[..., 0] - normalizer
 
     shown = jnp.logaddexp(log_copy, log_word + log_softmax(shown_ids))
     log_label = jnp.where(labels == shown_ids, shown, log_word + log_softmax(labels))
-    best = jnp.maximum(shown, log_word + logits.max(axis=-1) - normaliser)
+    best = jnp.maximum(shown, log_word + logits.max(axis=-1) - normalizer)
     weights = loss_mask.astype(jnp.float32)
     return {
         "reconstruction_loss": pair(-log_label, weights),

@@ -23,11 +23,7 @@ Step = Int[Array, ""] | None  # None: when all schedules and stages have come to
 
 
 def from_config(config: Config, name: str) -> Schedule:
-    """The schedule of the setting `name`: a ramp where `NAME_start` is given.
-
-    Raises:
-      UserError: the ramp has no length, or none that fits the run.
-    """
+    """The schedule of the setting `name`: a ramp where `NAME_start` is given."""
     end, start = field(config, name), field(config, f"{name}_start")
     if start is None:
         return end

@@ -26,11 +26,8 @@ BATCH = P(ROWS)
 def make_mesh(parallel: ConfigDict, devices: list[jax.Device] | None = None) -> Mesh:
     """The `(data, fsdp, tensor)` mesh; -1 for `data` takes all devices that are left.
 
-    Neighbours in the mesh are neighbours in the TPU's network. Where there are several slices,
-    `data` alone goes across them.
-
-    Raises:
-      UserError: the slices do not divide `data`.
+    Neighbors in the mesh are neighbors in the TPU's network. Where there are several slices, `data`
+    alone goes across them: UserError where they do not divide it.
     """
     devices = devices or jax.devices()
     fsdp, tensor = parallel.fsdp, parallel.tensor
@@ -58,11 +55,7 @@ def everywhere(mesh: Mesh, params: Params) -> Params:
 def check_topology(
     parallel: ConfigDict, batch_size: int, num_microbatches: int, num_devices: int
 ) -> None:
-    """Raises UserError where mesh, batch and devices do not fit each other, or the api.
-
-    Args:
-      parallel: the section of this name.
-    """
+    """Raises UserError where mesh, api, batch and devices do not fit each other."""
     fixed = parallel.fsdp * parallel.tensor
     wanted = fixed * (1 if parallel.data == -1 else parallel.data)
     if num_devices % fixed or (parallel.data != -1 and wanted != num_devices):
@@ -95,10 +88,7 @@ def share_of_rows(sharding: NamedSharding) -> tuple[int, int]:
 
     On a TPU the rows of a process lie apart in the batch, as its chips do in the network. Nothing
     depends on the order of rows, so each process has its part as if they lay together. Processes
-    that `tensor` goes across hold the same rows.
-
-    Raises:
-      UserError: processes hold some rows together and others alone.
+    that `tensor` goes across hold the same rows: all of them, or else UserError is raised.
     """
     num_rows = sharding.mesh.size  # of a batch that every mesh divides
     held = collections.defaultdict(set)

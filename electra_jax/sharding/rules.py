@@ -14,8 +14,7 @@ def partition_spec(
 ) -> PartitionSpec:
     """How a parameter, or what has its shape, is split. Axes that do not divide stay whole.
 
-    Args:
-      over_data: split the largest axis that is still whole over `data`.
+    `over_data` also splits the largest axis that is still whole over `data`.
     """
     axes = [RULES.get(name) for name in info.axes]
     axes = [

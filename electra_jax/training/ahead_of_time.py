@@ -77,11 +77,7 @@ def find_devices(topology: str | None, num_slices: int) -> tuple[Chip, list[jax.
 
 
 def compile_step(program: Program, batch: Batch) -> jax.stages.Compiled:
-    """The training step, compiled for batches of these shapes.
-
-    Raises:
-      DoesNotFitError: the compiler ran out of the device's memory.
-    """
+    """The training step for batches of these shapes; DoesNotFitError where memory ran out."""
     try:
         return program.train_step.lower(program.abstract_state, batch).compile()
     except jax.errors.JaxRuntimeError as error:

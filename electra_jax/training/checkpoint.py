@@ -118,7 +118,6 @@ class Checkpoints:
 
         Args:
           abstract_state: shapes, dtypes and shardings of what is returned.
-          log: receives a line about every checkpoint that cannot be read.
 
         Raises:
           UserError: a checkpoint was trained on another token store, or none can be read.

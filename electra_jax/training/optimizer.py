@@ -39,8 +39,7 @@ def learning_rate(
 ) -> Float[Array, ""]:
     """Warm-up times decay, both active from step 0, so the very first update has rate 0.
 
-    Args:
-      switch_step: where the second of two stages begins, and both of them anew; 0: there is one.
+    Both begin anew at `switch_step`, where that is not 0.
     """
     num_steps = config.num_steps
     if switch_step:
@@ -70,11 +69,6 @@ class AdamState(NamedTuple):
 
     mu: Params
     nu: Params
-
-
-def adam_state(opt_state: optax.OptState) -> AdamState:
-    """The one part of an optimizer's state that is as large as the parameters."""
-    return next(part for part in opt_state if isinstance(part, AdamState))
 
 
 def scale_by_biased_adam(b1: float, b2: float, epsilon: float) -> optax.GradientTransformation:

@@ -49,12 +49,7 @@ def predict_rows(
     batch_size: int,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Arrays | None:
-    """The outputs for all rows, in order; None where `is_stopped` has said so.
-
-    Args:
-      rows: at least one.
-      is_stopped: is asked before every batch.
-    """
+    """The outputs for all rows, in order; None where `is_stopped`, asked for a batch, says so."""
     part, parts = predict.share
     found, running = [], collections.deque()
     for batch in loader.eval_batches(

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
-import optax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jaxtyping import Array
 from ml_collections import ConfigDict
 
-from electra_jax.modeling.params import Params, path_name
+from electra_jax.modeling.params import path_name
 from electra_jax.objectives import Objective
 from electra_jax.objectives.base import Batch, Sums
 from electra_jax.sharding.mesh import BATCH, ROWS, P, place, share_of_rows
@@ -101,7 +100,12 @@ def make_program(
             shardings(objective.param_infos(), state.params, mesh, over_data)
             for over_data in (False, shard_optimizer)  # sharded moments alone: ZeRO-1
         )
-        layout = TrainState(everywhere, params, optimizer_layout(state, moments, everywhere))
+        adam, rest = (
+            AdamState(moments, moments),
+            functools.partial(jax.tree.map, lambda _: everywhere),
+        )
+        parts = (adam if isinstance(x, AdamState) else rest(x) for x in state.opt_state)
+        layout = TrainState(everywhere, params, tuple(parts))
         carried = {}
         if mesh.shape["data"] * mesh.shape["fsdp"] > 1:
             carried = {"sums_of": gathered(objective.sums, objective.dtype, params, moments)}
@@ -195,18 +199,6 @@ def _program(
         eval_step=evaluate and seeded(evaluate),
         place=place,
         share=share,
-    )
-
-
-def optimizer_layout(
-    state: TrainState, moments: Params, everywhere: NamedSharding
-) -> optax.OptState:
-    """The layout of the optimizer's state: `moments` for Adam's, `everywhere` for all else."""
-    is_adam = lambda x: isinstance(x, AdamState)  # noqa: E731
-    return jax.tree.map(
-        lambda x: AdamState(moments, moments) if is_adam(x) else everywhere,
-        state.opt_state,
-        is_leaf=is_adam,
     )
 
 

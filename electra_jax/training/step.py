@@ -182,6 +182,6 @@ def over_parts(function: Callable[[Inputs], PyTree], inputs: Inputs, num_parts: 
 def split_rows(x: Array, parts: int) -> Array:
     """[B, ...] to [parts, B / parts, ...], part i taking rows i, i + parts, ...
 
-    Neighbouring rows go to different parts, so each part stays spread over all devices.
+    Neighboring rows go to different parts, so each part stays spread over all devices.
     """
     return jnp.moveaxis(x.reshape(-1, parts, *x.shape[1:]), 1, 0)
