@@ -27,16 +27,14 @@ def validate(config: ConfigDict, num_devices: int) -> None:
     check_best(config.checkpoint, config.eval_every_steps)
     if config.checkpoint.keep_best:
         sign_of(objective_for(config).measured, config.checkpoint.keep_best)
-    rows = config.model.max_positions
-    if config.data.sequence_length > rows:
-        allowed = f"at most config.model.max_positions = {rows}"
+    most = config.model.max_positions
+    if config.data.sequence_length > most:
+        allowed = f"at most config.model.max_positions = {most}"
         raise not_allowed(config, "data.sequence_length", allowed)
     if config.data.strip_accents and not config.data.lower_case:
-        allowed = "False, or config.data.lower_case = True"
-        raise not_allowed(config, "data.strip_accents", allowed)
+        raise not_allowed(config, "data.strip_accents", "False", "data.lower_case")
     if config.init_from and config.generator.sharing == "gdes":
-        allowed = "'' with config.generator.sharing = 'gdes', whose embeddings are differences"
-        raise not_allowed(config, "init_from", allowed)
+        raise not_allowed(config, "init_from", "''", "generator.sharing")
 
 
 def check_best(checkpoint: ConfigDict, eval_every_steps: int) -> None:

@@ -167,8 +167,10 @@ def field(config: Config, name: str) -> Any:
     return config
 
 
-def not_allowed(config: Config, name: str, allowed: str) -> UserError:
-    """The error that `config` has a wrong value for `name`, a dotted name."""
+def not_allowed(config: Config, name: str, allowed: str, *causes: str) -> UserError:
+    """The error that the value of `name` is wrong, given those of the settings `causes`."""
+    given = " and ".join(f"config.{cause} = {field(config, cause)!r}" for cause in causes)
+    allowed += f" with {given}" if given else ""
     return UserError(f"config.{name} is {field(config, name)!r}; allowed: {allowed}")
 
 

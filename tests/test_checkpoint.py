@@ -52,6 +52,13 @@ def assert_same(found: TrainState | dict, expected: TrainState | dict) -> None:
         np.testing.assert_array_equal(found[name], value, strict=True, err_msg=name)
 
 
+def save(directory: Path, steps: dict[int, dict], keep: int = 1, score=None) -> None:
+    """Checkpoints with other values for each step, and the metrics that are given."""
+    with Checkpoints(directory, "hash", keep, score) as checkpoints:
+        for step, found in steps.items():
+            checkpoints.save(step, make_state(abstract_state(), seed=step), found, {"of": step})
+
+
 def judge(metric: str) -> Evaluator:
     return Evaluator(print, ReplacedTokenDetection.metrics, keep_best=metric)
 
@@ -99,11 +106,7 @@ def test_saving_goes_on_while_the_state_is_overwritten(tmp_path):
 
 
 def test_newest_are_kept(tmp_path):
-    state = make_state(abstract_state())
-    with Checkpoints(tmp_path, "hash", keep=2) as checkpoints:
-        assert checkpoints.latest_step() is None
-        for step in range(1, 6):
-            checkpoints.save(step, state, {}, {})
+    save(tmp_path, {step: {} for step in range(1, 6)}, keep=2)
     assert steps(tmp_path) == [4, 5]
 
 
@@ -112,36 +115,27 @@ def test_newest_are_kept(tmp_path):
     [("eval/rtd_auc", (0.5, 0.9, 0.7, 0.6, 0.8), 2), ("eval/loss", (5.0, 4.0, 2.0, 3.0, 6.0), 3)],
 )
 def test_best_is_kept_beside_the_newest_even_after_resuming(metric, values, best, tmp_path):
-    state = make_state(abstract_state())
-    for first, last in ((1, 4), (4, 6)):
-        with Checkpoints(tmp_path, "hash", keep=1, score=judge(metric).score) as checkpoints:
-            for step in range(first, last):
-                checkpoints.save(step, state, {metric: values[step - 1]}, {})
+    results = {step: {metric: value} for step, value in enumerate(values, 1)}
+    for part in (range(1, 4), range(4, 6)):
+        save(tmp_path, {step: results[step] for step in part}, score=judge(metric).score)
     assert steps(tmp_path) == sorted({best, 5})
 
 
 def test_checkpoints_without_the_metric_are_not_the_best(tmp_path):
     """Such as those from before `keep_best` was set, or where AUC had no positives."""
-    state = make_state(abstract_state())
-    with Checkpoints(tmp_path, "hash", keep=2) as checkpoints:
-        checkpoints.save(1, state, {}, {})
-        checkpoints.save(2, state, {"eval/rtd_auc": 0.9}, {})
-    with Checkpoints(tmp_path, "hash", keep=1, score=judge("eval/rtd_auc").score) as checkpoints:
-        for step, metrics in {3: {"eval/rtd_auc": 0.1}, 4: {}, 5: {}}.items():
-            checkpoints.save(step, state, metrics, {})
+    save(tmp_path, {1: {}, 2: {"eval/rtd_auc": 0.9}}, keep=2)
+    later = {3: {"eval/rtd_auc": 0.1}, 4: {}, 5: {}}
+    save(tmp_path, later, score=judge("eval/rtd_auc").score)
     assert steps(tmp_path) == [3, 5]
 
 
 def test_unfinished_checkpoints_do_not_count(tmp_path):
-    abstract = abstract_state()
-    state = make_state(abstract)
-    with Checkpoints(tmp_path, "hash", keep=3) as checkpoints:
-        checkpoints.save(1, state, {}, {})
+    save(tmp_path, {1: {}}, keep=3)
     (tmp_path / "9.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
     with Checkpoints(tmp_path, "hash", keep=3) as checkpoints:
         assert checkpoints.latest_step() == 1
-        assert_same(checkpoints.restore_newest(abstract, print).state, state)
-        checkpoints.save(9, state, {}, {})
+        assert checkpoints.restore_newest(abstract_state(), print).step == 1
+    save(tmp_path, {9: {}}, keep=3)
     assert steps(tmp_path) == [1, 9]
 
 
@@ -158,10 +152,7 @@ def test_another_token_store_is_refused_whatever_the_shapes(tmp_path):
 def two(tmp_path_factory) -> Path:
     """Checkpoints of the steps 1 and 2."""
     directory = tmp_path_factory.mktemp("two") / "made"
-    with Checkpoints(directory, "hash", keep=2) as checkpoints:
-        for step in (1, 2):
-            state = make_state(abstract_state(), seed=step)
-            checkpoints.save(step, state, {}, {"of": step})
+    save(directory, {1: {}, 2: {}}, keep=2)
     return directory
 
 

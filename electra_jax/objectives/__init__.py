@@ -50,6 +50,6 @@ def make_objective(
     if has_policy and config.algorithm == "adversarial":
         if config.objective not in ADVERSARIAL:
             names = ", ".join(map(repr, ADVERSARIAL))
-            raise not_allowed(config, "objective", f"{names} with config.algorithm = 'adversarial'")
+            raise not_allowed(config, "objective", names, "algorithm")
         kind = ADVERSARIAL[config.objective]
     return kind(**kind.arguments(config, tokenizer, token_counts))

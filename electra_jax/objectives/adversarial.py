@@ -50,9 +50,8 @@ class AdversarialTokenDetection(ReplacedTokenDetection):
     ) -> dict[str, Any]:
         """See `MaskedLanguageModel.arguments`."""
         if config.masking.mode != "clean":
-            allowed = "'clean' with config.algorithm = 'adversarial', which rewards every sample"
-            raise not_allowed(config, "masking.mode", allowed)
-        require_second_stage(config, "the policy")
+            raise not_allowed(config, "masking.mode", "'clean'", "algorithm")
+        require_second_stage(config)
         arguments = super().arguments(config, tokenizer, token_counts)
         arguments["model"] = dataclasses.replace(arguments["model"], baseline=True)
         return arguments | {"warmup_steps": config.generator.mle_steps}

@@ -81,8 +81,7 @@ class CorruptedText(MaskedLanguageModel):
             generator = networks.generator(config, discriminator)
             sharing = config.generator.sharing
             if config.generator.init_from and sharing == "all":
-                allowed = "'' with config.generator.sharing = 'all', where no encoder is its own"
-                raise not_allowed(config, "generator.init_from", allowed)
+                raise not_allowed(config, "generator.init_from", "''", "generator.sharing")
         arguments = {
             "model": ElectraConfig(discriminator, generator, sharing, cls.head),
             "masking": MaskingConfig.from_config(config, tokenizer, is_network),
@@ -240,34 +239,29 @@ class CorruptedText(MaskedLanguageModel):
 def require_two_tables(config: Config, cause: str) -> None:
     """Raises UserError where the discriminator would train tables of a frozen generator."""
     if config.generator.sharing not in ("none", "gdes"):
-        value = field(config, cause)
-        allowed = f"'none' or 'gdes' with config.{cause} = {value!r}, which freezes the generator"
-        raise not_allowed(config, "generator.sharing", allowed)
+        raise not_allowed(config, "generator.sharing", "'none' or 'gdes'", cause)
 
 
-def require_second_stage(config: Config, trained: str) -> None:
-    """Raises UserError where the run ends before its second stage, in which `trained` learns."""
-    if config.generator.mle_steps >= config.num_train_steps:
-        allowed = (
-            f"less than config.num_train_steps = {config.num_train_steps}, for {trained} to learn"
+def require_second_stage(config: Config) -> None:
+    """Raises UserError where the run ends before its second stage."""
+    end = config.num_train_steps
+    if config.generator.mle_steps >= end:
+        raise not_allowed(
+            config, "generator.mle_steps", f"less than config.num_train_steps = {end}"
         )
-        raise not_allowed(config, "generator.mle_steps", allowed)
 
 
 def require_two_stages(config: Config, model: ElectraConfig) -> None:
     """Raises UserError where the generator cannot be trained first and then copied (spec 7.4)."""
     require_two_tables(config, "algorithm")
-    require_second_stage(config, "the discriminator")
+    require_second_stage(config)
     first = config.generator.mle_steps
     if not first:
         return
     for name in ("generator.temperature_start", "loss.discriminator_weight_start"):
         if field(config, name) is not None and config.ramp_steps <= first:
-            allowed = (
-                f"None as long as config.ramp_steps = {config.ramp_steps} end in the first stage, "
-                f"config.generator.mle_steps = {first}"
-            )
-            raise not_allowed(config, name, allowed)
+            causes = "ramp_steps", "generator.mle_steps"
+            raise not_allowed(config, name, "None, as its ramp ends in the first stage,", *causes)
     own = model.generator
     if model.sharing == "gdes":  # tables of one width are shared
         own = dataclasses.replace(own, embedding_size=model.discriminator.embedding_size)

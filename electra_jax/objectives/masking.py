@@ -77,14 +77,10 @@ class MaskingConfig:
         masking = config.masking
         shares = (masking.mask_token_share, masking.random_token_share) if is_read else (1.0, 0.0)
         if sum(shares) > 1:
-            most = (
-                f"at most 1 with config.masking.random_token_share, not {shares[0]} and {shares[1]}"
-            )
-            raise not_allowed(config, "masking.mask_token_share", most)
+            name, other = "masking.mask_token_share", "masking.random_token_share"
+            raise not_allowed(config, name, "at most 1 in sum", other)
         if masking.mode == "faithful" and masking.unit != "token":
-            raise not_allowed(
-                config, "masking.unit", "'token' with config.masking.mode = 'faithful'"
-            )
+            raise not_allowed(config, "masking.unit", "'token'", "masking.mode")
         return cls(
             rate=masking.rate,
             mask_token_share=shares[0],

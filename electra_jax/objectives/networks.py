@@ -34,14 +34,10 @@ def generator(config: Config, discriminator: EncoderConfig) -> EncoderConfig:
     width = round(discriminator.hidden_size * sizes.width)
     num_layers = round(discriminator.num_layers * sizes.depth)
     if width < 1 or width % num_heads(width):
-        allowed = (
-            f"shares of config.model.hidden_size = {discriminator.hidden_size} that one attention "
-            f"head for every 64 divides, which {width} is not"
-        )
-        raise not_allowed(config, "generator.width", allowed)
+        allowed = f"what one head for every 64 divides, not {width},"
+        raise not_allowed(config, "generator.width", allowed, "model.hidden_size")
     if num_layers < 1:
-        allowed = f"what leaves a layer of config.model.num_layers = {discriminator.num_layers}"
-        raise not_allowed(config, "generator.depth", allowed)
+        raise not_allowed(config, "generator.depth", "what leaves a layer", "model.num_layers")
     return dataclasses.replace(
         discriminator,
         embedding_size=width if sizes.sharing == "none" else discriminator.embedding_size,

@@ -29,7 +29,7 @@ def from_config(config: Config, name: str) -> Schedule:
         return end
     steps, most = config.ramp_steps, config.num_train_steps
     if not steps:
-        raise not_allowed(config, f"{name}_start", "None with config.ramp_steps = 0")
+        raise not_allowed(config, f"{name}_start", "None", "ramp_steps")
     if steps > most:
         raise not_allowed(config, "ramp_steps", f"at most config.num_train_steps = {most}")
     return Ramp(start, end, steps)
