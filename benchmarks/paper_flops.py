@@ -6,7 +6,7 @@ looking up an embedding as a product with a one-hot vector, and a backward pass 
 
 from ml_collections import ConfigDict
 
-from electra_jax.checks import model_config
+from electra_jax.checks import objective_for
 from electra_jax.modeling.electra import ElectraConfig
 from electra_jax.modeling.encoders.base import EncoderConfig
 from electra_jax.modeling.heads import CopyHead, MaskedLMHead, ReplacedTokenHead
@@ -93,7 +93,7 @@ def train_flops(config: ConfigDict, vocab_size: int) -> float:
     first one.
     """
     length = config.data.sequence_length
-    generator, main = step_flops_per_token(model_config(config, vocab_size), length)
+    generator, main = step_flops_per_token(objective_for(config, vocab_size).model, length)
     steps, first = config.num_train_steps, 0
     if config.algorithm == "two_stage":
         first = config.generator.mle_steps

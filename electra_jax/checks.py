@@ -1,7 +1,6 @@
 """What of a configuration of pre-training goes together, and the objective that it describes."""
 
 import contextlib
-import itertools
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -10,15 +9,9 @@ from ml_collections import ConfigDict
 
 from electra_jax.config import settings
 from electra_jax.errors import UserError
-from electra_jax.modeling.electra import ElectraConfig
 from electra_jax.objectives import Objective, make_objective
 from electra_jax.objectives.metrics import sign_of
-from electra_jax.settings import (
-    Config,
-    RecordedConfig,
-    check_values,
-    field,
-)
+from electra_jax.settings import Config, RecordedConfig, check_values, field, not_allowed
 from electra_jax.sharding.mesh import check_topology
 
 
@@ -34,22 +27,14 @@ def validate(config: ConfigDict, num_devices: int) -> None:
     check_best(config.checkpoint, config.eval_every_steps)
     if config.checkpoint.keep_best:
         sign_of(objective_for(config).measured, config.checkpoint.keep_best)
-    data = config.data
-    if data.sequence_length > config.model.max_positions:
-        raise UserError(
-            f"config.data.sequence_length is {data.sequence_length} but the position table has "
-            f"config.model.max_positions = {config.model.max_positions} rows"
-        )
-    if data.strip_accents and not data.lower_case:
-        raise UserError(
-            "config.data.strip_accents is True, which works only together with "
-            "config.data.lower_case = True"
-        )
+    most = config.model.max_positions
+    if config.data.sequence_length > most:
+        allowed = f"at most config.model.max_positions = {most}"
+        raise not_allowed(config, "data.sequence_length", allowed)
+    if config.data.strip_accents and not config.data.lower_case:
+        raise not_allowed(config, "data.strip_accents", "False", "data.lower_case")
     if config.init_from and config.generator.sharing == "gdes":
-        raise UserError(
-            "config.init_from does not go with config.generator.sharing = 'gdes', where the "
-            "discriminator's embeddings are differences; leave one of them out"
-        )
+        raise not_allowed(config, "init_from", "''", "generator.sharing")
 
 
 def check_best(checkpoint: ConfigDict, eval_every_steps: int) -> None:
@@ -63,11 +48,7 @@ def check_best(checkpoint: ConfigDict, eval_every_steps: int) -> None:
 
 
 def objective_for(config: Config, vocab_size: int | None = None) -> Objective:
-    """The objective of `config` for a vocabulary that does not matter, of this size.
-
-    Args:
-      vocab_size: default: that of a vocabulary trained here.
-    """
+    """The objective of `config` for any vocabulary, by default as large as one trained here."""
     size = vocab_size or config.data.vocab_size
     tokens = SimpleNamespace(
         vocab_size=size, cls_id=2, sep_id=3, mask_id=4, starts_word=np.ones(size, bool)
@@ -75,28 +56,18 @@ def objective_for(config: Config, vocab_size: int | None = None) -> Objective:
     return make_objective(config, tokens, np.ones(size, int))
 
 
-def model_config(config: ConfigDict, vocab_size: int) -> ElectraConfig:
-    """Both networks of `config`, for a vocabulary of this size."""
-    return objective_for(config, vocab_size).model
-
-
 # Settings that decide what is trained; all others always have an effect.
 DECIDING = ("model.", "generator.", "masking.", "loss.", "algorithm", "ramp_steps", "init_")
 
 
 def refuse_without_effect(config: ConfigDict) -> None:
-    """Raises UserError where a setting is not at its default, although nothing depends on it.
-
-    That is known by watching which settings are read when the objective is made.
-    """
+    """Raises UserError where no objective reads a setting that is not at its default."""
     read = settings_read(config, set())
     for name, one in settings().items():
         value = field(config, name)
         if name.startswith(DECIDING) and name not in read and value != one.default:
-            because = "".join(
-                f" with config.{cause} = {field(config, cause)!r}"
-                for cause in itertools.islice(causes(config, name), 1)
-            )
+            cause = next(causes(config, name), None)
+            because = f" with config.{cause} = {field(config, cause)!r}" if cause else ""
             raise UserError(
                 f"config.{name} is {value!r}, which has no effect{because}; leave it at "
                 f"{one.default!r}"

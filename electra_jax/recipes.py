@@ -13,11 +13,7 @@ from electra_jax.errors import UserError
 
 
 def read_argument(argument: str, rows: Sequence[str]) -> tuple[str, bool]:
-    """The row that stands behind a recipe's colon, and whether it is wanted tiny.
-
-    Raises:
-      UserError: there is no such row.
-    """
+    """The row that stands behind a recipe's colon, and whether it is wanted tiny."""
     row, _, size = argument.rpartition(",") if argument.endswith("tiny") else (argument, "", "")
     if row not in ("", *rows) or size not in ("", "tiny"):
         raise UserError(

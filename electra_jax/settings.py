@@ -15,7 +15,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -26,13 +26,7 @@ from electra_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """Which values a setting may have.
-
-    Attributes:
-      is_allowed: of a value.
-      allowed: these values in words.
-      choices: all of these values where they are few; the keys of a table that may grow.
-    """
+    """Which values a setting may have: a predicate, and either words for it or all `choices`."""
 
     is_allowed: Callable[[Any], bool]
     allowed: str = ""
@@ -45,32 +39,33 @@ class Check:
 ANY = Check(lambda x: True, "any value of this type")
 GIVEN = Check(bool, "anything but nothing")
 POSITIVE = Check(lambda x: 0 < x < math.inf, "a number above 0")
-COUNT = Check(lambda x: x >= 1, "at least 1")
 NOT_NEGATIVE = Check(lambda x: 0 <= x < math.inf, "0 or more")
 SHARE = Check(lambda x: 0 <= x <= 1, "between 0 and 1")
 RATE = Check(lambda x: 0 <= x < 1, "at least 0 and below 1")
 FRACTION = Check(lambda x: 0 < x < 1, "above 0 and below 1")
 
 
+def at_least(bound: int) -> Check:
+    """This number and all above."""
+    return Check(lambda x: x >= bound, f"at least {bound}")
+
+
+COUNT = at_least(1)
+
+
+def key_of(table: Collection[str]) -> Check:
+    """Any key of `table`, which may grow."""
+    return Check(lambda x: x in table, choices=table)
+
+
 def one_of(*values: str) -> Check:
     """Any of these."""
-    return Check(lambda x: x in values, choices=values)
-
-
-def key_of(table: Mapping[str, Any]) -> Check:
-    """Any key of `table`, which may grow."""
-    return Check(lambda x: x in table, choices=table.keys())
+    return key_of(values)
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is said of a field beside its name and type.
-
-    Attributes:
-      meaning: in a few words, with the unit.
-      check: of values other than None.
-      is_free: whether a run may go on with another value: no number that it computes changes.
-    """
+    """What is said of a field; `is_free`: no number changes if a run goes on with another value."""
 
     default: Any
     meaning: str
@@ -80,36 +75,29 @@ class Setting:
 
 
 def setting(default: Any, meaning: str, check: Check = ANY, *, free: bool = False) -> Any:
-    """The default of a field of a section. None stands for "follows from others"."""
+    """A field of a section. None stands for "follows from others", and needs no check."""
     made = Setting(default, meaning, check, free)
     return dataclasses.field(default=default, metadata={"setting": made})
 
 
 def settings_of(*sections: type) -> dict[str, Setting]:
-    """All settings of a section, by dotted name; of several sections, those of all in one.
-
-    Args:
-      sections: dataclasses. A field whose type is a dataclass is a section inside. Fields that are
-        not made by `setting` are none.
+    """All settings of some dataclasses, by dotted name; a field that is a dataclass is a section.
 
     Raises:
       TypeError: two of the sections say different things of one name.
     """
     found: dict[str, Setting] = {}
     for section in sections:
-        hints = typing.get_type_hints(section)
+        hints, new = typing.get_type_hints(section), {}
         for field in dataclasses.fields(section):
             hint = hints[field.name]
             if dataclasses.is_dataclass(hint):
-                new = {f"{field.name}.{name}": x for name, x in settings_of(hint).items()}
-            elif "setting" in field.metadata:
-                made = dataclasses.replace(field.metadata["setting"], type=_plain_type(hint))
-                new = {field.name: made}
-            else:
-                new = {}
-            for name, made in new.items():
-                if found.setdefault(name, made) != made:
-                    raise TypeError(f"{section.__name__} has another {name} than a section before")
+                new |= prefixed(field.name, settings_of(hint))
+            elif made := field.metadata.get("setting"):
+                new[field.name] = dataclasses.replace(made, type=_plain_type(hint))
+        for name, made in new.items():
+            if found.setdefault(name, made) != made:
+                raise TypeError(f"{section.__name__} has another {name} than a section before")
     return found
 
 
@@ -122,16 +110,14 @@ def _plain_type(hint: Any) -> type:
 
 def to_config(settings: Mapping[str, Setting]) -> ConfigDict:
     """The configuration with all defaults, locked: unknown names are errors."""
-    config = ConfigDict()
+    nested: dict[str, Any] = {}
     for name, one in settings.items():
         *sections, leaf = name.split(".")
-        section = config
+        section = nested
         for part in sections:
-            if part not in section:
-                section[part] = ConfigDict()
-            section = section[part]
+            section = section.setdefault(part, {})
         section[leaf] = placeholder(one.type) if one.default is None else one.default
-    return config.lock()
+    return ConfigDict(nested).lock()
 
 
 def restored(stored: Mapping[str, Any], settings: Mapping[str, Setting]) -> ConfigDict:
@@ -148,23 +134,15 @@ def restored(stored: Mapping[str, Any], settings: Mapping[str, Setting]) -> Conf
 
 
 def check_values(config: ConfigDict, settings: Mapping[str, Setting]) -> None:
-    """Check every value alone.
-
-    Raises:
-      UserError: names the field, what was found and what is allowed.
-    """
+    """Raises UserError where a value by itself is not allowed."""
     for name, one in settings.items():
         value = field(config, name)
         if value is not None and not one.check.is_allowed(value):
-            raise UserError(f"config.{name} is {value!r}; allowed: {one.check}")
+            raise not_allowed(config, name, str(one.check))
 
 
 class RecordedConfig:
-    """A configuration, for reading alone, that remembers the fields that were read.
-
-    Args:
-      read: receives their dotted names.
-    """
+    """A configuration, for reading alone, that adds the dotted names that are read to `read`."""
 
     def __init__(self, config: ConfigDict, read: set[str], prefix: str = ""):
         self._config, self._read, self._prefix = config, read, prefix
@@ -189,17 +167,20 @@ def field(config: Config, name: str) -> Any:
     return config
 
 
-def flatten(config: ConfigDict) -> dict[str, Any]:
+def not_allowed(config: Config, name: str, allowed: str, *causes: str) -> UserError:
+    """The error that the value of `name` is wrong, given those of the settings `causes`."""
+    given = " and ".join(f"config.{cause} = {field(config, cause)!r}" for cause in causes)
+    allowed += f" with {given}" if given else ""
+    return UserError(f"config.{name} is {field(config, name)!r}; allowed: {allowed}")
+
+
+def flatten(config: ConfigDict, prefix: str = "") -> dict[str, Any]:
     """Dotted names and values of all fields."""
-    return dict(_flatten(config, ""))
-
-
-def _flatten(config: ConfigDict, prefix: str) -> Iterator[tuple[str, Any]]:
+    flat: dict[str, Any] = {}
     for name, value in config.items():
-        if isinstance(value, ConfigDict):
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
+        is_section = isinstance(value, ConfigDict)
+        flat |= flatten(value, f"{prefix}{name}.") if is_section else {prefix + name: value}
+    return flat
 
 
 def prefixed(prefix: str, settings: Mapping[str, Setting]) -> dict[str, Setting]:

@@ -9,12 +9,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import tiny
-from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from electra_jax.errors import UserError
 from electra_jax.objectives.electra import ReplacedTokenDetection
-from electra_jax.sharding.mesh import make_mesh
 from electra_jax.training.checkpoint import Checkpoints, restore_params
 from electra_jax.training.job import Evaluator
 from electra_jax.training.program import make_program
@@ -31,15 +28,9 @@ MESHES = {
 }
 
 
-def mesh(name: str) -> Mesh:
-    data, fsdp, tensor = MESHES[name]
-    sizes = ConfigDict({"data": data, "fsdp": fsdp, "tensor": tensor})
-    return make_mesh(sizes, jax.devices()[: data * fsdp * tensor])
-
-
-def abstract_state(mesh_name: str) -> TrainState:
-    program = make_program(mesh(mesh_name), tiny.objective(), tiny.optimizer(), seed=0)
-    return program.abstract_state
+def abstract_state(mesh: str = "1 device", **sizes) -> TrainState:
+    objective, optimizer = tiny.objective(**sizes), tiny.optimizer()
+    return make_program(tiny.mesh(*MESHES[mesh]), objective, optimizer, seed=0).abstract_state
 
 
 def make_state(abstract: TrainState, seed: int = 0) -> TrainState:
@@ -59,6 +50,13 @@ def assert_same(found: TrainState | dict, expected: TrainState | dict) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, strict=True, err_msg=name)
+
+
+def save(directory: Path, steps: dict[int, dict], keep: int = 1, score=None) -> None:
+    """Checkpoints with other values for each step, and the metrics that are given."""
+    with Checkpoints(directory, "hash", keep, score) as checkpoints:
+        for step, found in steps.items():
+            checkpoints.save(step, make_state(abstract_state(), seed=step), found, {"of": step})
 
 
 def judge(metric: str) -> Evaluator:
@@ -91,14 +89,10 @@ def test_state_comes_back_bit_for_bit_on_any_mesh(origin, target, tmp_path):
         assert found.sharding == leaf.sharding
 
 
-def test_a_mesh_that_splits_parameters_is_among_them():
-    leaves = jax.tree.leaves(abstract_state("2 data x 4 fsdp"))
-    assert not all(leaf.sharding.is_fully_replicated for leaf in leaves)
-
-
 def test_saving_goes_on_while_the_state_is_overwritten(tmp_path):
     """The next step consumes its input state: its memory is reused while the save is under way."""
     abstract = abstract_state("2 data x 4 fsdp")
+    assert not all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(abstract))
     state = make_state(abstract)
     expected = jax.tree.map(np.array, state)
     overwrite = jax.jit(lambda state: jax.tree.map(lambda x: x * 0, state), donate_argnums=0)
@@ -112,11 +106,7 @@ def test_saving_goes_on_while_the_state_is_overwritten(tmp_path):
 
 
 def test_newest_are_kept(tmp_path):
-    state = make_state(abstract_state("1 device"))
-    with Checkpoints(tmp_path, "hash", keep=2) as checkpoints:
-        assert checkpoints.latest_step() is None
-        for step in range(1, 6):
-            checkpoints.save(step, state, {}, {})
+    save(tmp_path, {step: {} for step in range(1, 6)}, keep=2)
     assert steps(tmp_path) == [4, 5]
 
 
@@ -125,60 +115,44 @@ def test_newest_are_kept(tmp_path):
     [("eval/rtd_auc", (0.5, 0.9, 0.7, 0.6, 0.8), 2), ("eval/loss", (5.0, 4.0, 2.0, 3.0, 6.0), 3)],
 )
 def test_best_is_kept_beside_the_newest_even_after_resuming(metric, values, best, tmp_path):
-    state = make_state(abstract_state("1 device"))
-    for first, last in ((1, 4), (4, 6)):
-        with Checkpoints(tmp_path, "hash", keep=1, score=judge(metric).score) as checkpoints:
-            for step in range(first, last):
-                checkpoints.save(step, state, {metric: values[step - 1]}, {})
+    results = {step: {metric: value} for step, value in enumerate(values, 1)}
+    for part in (range(1, 4), range(4, 6)):
+        save(tmp_path, {step: results[step] for step in part}, score=judge(metric).score)
     assert steps(tmp_path) == sorted({best, 5})
 
 
 def test_checkpoints_without_the_metric_are_not_the_best(tmp_path):
     """Such as those from before `keep_best` was set, or where AUC had no positives."""
-    state = make_state(abstract_state("1 device"))
-    with Checkpoints(tmp_path, "hash", keep=2) as checkpoints:
-        checkpoints.save(1, state, {}, {})
-        checkpoints.save(2, state, {"eval/rtd_auc": 0.9}, {})
-    with Checkpoints(tmp_path, "hash", keep=1, score=judge("eval/rtd_auc").score) as checkpoints:
-        for step, metrics in {3: {"eval/rtd_auc": 0.1}, 4: {}, 5: {}}.items():
-            checkpoints.save(step, state, metrics, {})
+    save(tmp_path, {1: {}, 2: {"eval/rtd_auc": 0.9}}, keep=2)
+    later = {3: {"eval/rtd_auc": 0.1}, 4: {}, 5: {}}
+    save(tmp_path, later, score=judge("eval/rtd_auc").score)
     assert steps(tmp_path) == [3, 5]
 
 
 def test_unfinished_checkpoints_do_not_count(tmp_path):
-    abstract = abstract_state("1 device")
-    state = make_state(abstract)
-    with Checkpoints(tmp_path, "hash", keep=3) as checkpoints:
-        checkpoints.save(1, state, {}, {})
-    unfinished = tmp_path / "9.orbax-checkpoint-tmp"
-    unfinished.mkdir()
-    (unfinished / "state").mkdir()
+    save(tmp_path, {1: {}}, keep=3)
+    (tmp_path / "9.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
     with Checkpoints(tmp_path, "hash", keep=3) as checkpoints:
         assert checkpoints.latest_step() == 1
-        assert_same(checkpoints.restore_newest(abstract, print).state, state)
-        checkpoints.save(9, state, {}, {})
+        assert checkpoints.restore_newest(abstract_state(), print).step == 1
+    save(tmp_path, {9: {}}, keep=3)
     assert steps(tmp_path) == [1, 9]
 
 
 def test_another_token_store_is_refused_whatever_the_shapes(tmp_path):
     with Checkpoints(tmp_path, "a" * 64, keep=1) as checkpoints:
-        checkpoints.save(1, make_state(abstract_state("1 device")), {}, {})
+        checkpoints.save(1, make_state(abstract_state()), {}, {})
     with Checkpoints(tmp_path, "b" * 64, keep=1) as checkpoints:
-        larger = make_program(
-            mesh("1 device"), tiny.objective(vocab_size=999), tiny.optimizer(), seed=0
-        )
+        larger = abstract_state(vocab_size=999)
         with pytest.raises(UserError, match=r"/1 was trained .* a{12}, but config.data .* b{12}"):
-            checkpoints.restore_newest(larger.abstract_state, print)
+            checkpoints.restore_newest(larger, print)
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory) -> Path:
     """Checkpoints of the steps 1 and 2."""
     directory = tmp_path_factory.mktemp("two") / "made"
-    with Checkpoints(directory, "hash", keep=2) as checkpoints:
-        for step in (1, 2):
-            state = make_state(abstract_state("1 device"), seed=step)
-            checkpoints.save(step, state, {}, {"of": step})
+    save(directory, {1: {}, 2: {}}, keep=2)
     return directory
 
 
@@ -207,7 +181,7 @@ def test_damaged_newest_is_kept_aside_and_the_one_before_restored(two, tmp_path,
     shutil.copytree(two, tmp_path, dirs_exist_ok=True)
     damage(tmp_path / "2")
     before = sorted(path.name for path in (tmp_path / "2").rglob("*"))
-    abstract, lines = abstract_state("1 device"), []
+    abstract, lines = abstract_state(), []
     with Checkpoints(tmp_path, "hash", keep=2) as checkpoints:
         restored = checkpoints.restore_newest(abstract, lines.append)
         assert (restored.step, restored.progress) == (1, {"of": 1})
@@ -228,19 +202,19 @@ def test_nothing_is_renamed_where_none_can_be_read(two, tmp_path):
         Checkpoints(tmp_path, "hash", keep=2) as checkpoints,
         pytest.raises(UserError, match=rf"^{tmp_path}: .* steps 2, 1;"),
     ):
-        checkpoints.restore_newest(abstract_state("1 device"), print)
+        checkpoints.restore_newest(abstract_state(), print)
     assert steps(tmp_path) == [1, 2]
 
 
 def test_newest_step_is_known_while_it_is_being_written(tmp_path):
     with Checkpoints(tmp_path, "hash", keep=2) as checkpoints:
-        assert checkpoints.restore_newest(abstract_state("1 device"), print) is None
-        checkpoints.save(3, make_state(abstract_state("1 device")), {}, {})
+        assert checkpoints.restore_newest(abstract_state(), print) is None
+        checkpoints.save(3, make_state(abstract_state()), {}, {})
         assert checkpoints.latest_step() == 3
 
 
 def test_full_disk_is_known_before_anything_is_written(tmp_path, monkeypatch):
-    state = make_state(abstract_state("1 device"))
+    state = make_state(abstract_state())
     with Checkpoints(tmp_path, "hash", keep=2) as checkpoints:
         checkpoints.save(1, state, {}, {})
         size = sum(x.nbytes for x in jax.tree.leaves(state))

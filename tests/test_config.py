@@ -1,14 +1,15 @@
-import importlib.util
 import math
+import runpy
+import types
 from pathlib import Path
 
-import jax
 import pytest
+import tiny
 from ml_collections import ConfigDict
 
 import electra_jax.config as page
 import electra_jax.settings as settings_page
-from electra_jax.checks import model_config, validate
+from electra_jax.checks import objective_for, validate
 from electra_jax.config import get_config, settings
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import structure
@@ -51,16 +52,13 @@ COMMON = {  # spec 4.4, "Common to all"
 }
 
 
-def load(path: Path) -> ConfigDict:
+def load(path: Path) -> types.SimpleNamespace:
     """A recipe the way `--config=PATH` loads it: by its path alone."""
-    spec = importlib.util.spec_from_file_location("recipe", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.get_config()
+    return types.SimpleNamespace(**runpy.run_path(str(path)))
 
 
 def recipe(name: str) -> ConfigDict:
-    return load(next(path for path in RECIPES if path.stem == name))
+    return load(next(path for path in RECIPES if path.stem == name)).get_config()
 
 
 def changed(**overrides) -> ConfigDict:
@@ -77,21 +75,27 @@ def assign(config: ConfigDict, name: str, value: object) -> None:
     setattr(section, leaf, value)
 
 
+def parameters_of(config: ConfigDict, vocab_size: int) -> dict:
+    return structure(objective_for(config, vocab_size).model)[1]
+
+
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipes_are_valid_on_one_and_on_eight_devices(path):
-    validate(load(path), num_devices=1)
-    validate(load(path), num_devices=8)
+    validate(load(path).get_config(), num_devices=1)
+    validate(load(path).get_config(), num_devices=8)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipes_state_only_what_differs(path, monkeypatch):
-    default, stated = flatten(get_config()), flatten(load(path))
+    default, stated = flatten(get_config()), flatten(load(path).get_config())
     unset = object()
     blank = ConfigDict(get_config().to_dict(), type_safe=False)
     for name in default:
         assign(blank, name, unset)
     monkeypatch.setattr(page, "get_config", blank.lock)
-    assigned = {name for name, value in flatten(load(path)).items() if value is not unset}
+    assigned = {
+        name for name, value in flatten(load(path).get_config()).items() if value is not unset
+    }
     assert assigned == {name for name in default if stated[name] != default[name]}
 
 
@@ -102,7 +106,7 @@ def test_every_published_recipe_is_there():
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_recipes_equal_the_published_table(name):
     config = recipe(name)
-    model = model_config(config, VOCAB)
+    model = objective_for(config, VOCAB).model
     towers = model.discriminator, model.generator
     sizes = [tower and (tower.hidden_size, tower.num_layers) for tower in towers]
     assert PUBLISHED[name] == (
@@ -122,8 +126,7 @@ def test_recipes_equal_the_published_table(name):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_recipes_tell_their_true_parameter_count(name):
-    parameters = structure(model_config(recipe(name), VOCAB))[1]
-    count = sum(x.size for x in jax.tree.leaves(parameters))
+    count = tiny.count(parameters_of(recipe(name), VOCAB))
     text = next(path for path in RECIPES if path.stem == name).read_text()
     assert f"\n{count:,} parameters" in text
 
@@ -133,8 +136,7 @@ def test_the_table_of_sharing_modes_has_their_true_parameter_counts(sharing):
     config = recipe("base")
     config.generator.sharing = sharing
     config.generator.width = 1.0 if sharing == "all" else config.generator.width
-    parameters = structure(model_config(config, VOCAB))[1]
-    count = sum(x.size for x in jax.tree.leaves(parameters))
+    count = tiny.count(parameters_of(config, VOCAB))
     lines = (Path(__file__).parents[1] / "docs" / "objectives.md").read_text().splitlines()
     (row,) = [line for line in lines if line.startswith(f"| `{sharing}` |")]
     assert row.endswith(f" {count:,} |")
@@ -221,17 +223,16 @@ def test_tensor_parallel_devices_do_not_split_the_batch():
 
 
 def test_half_a_generator_follows_its_width():
-    generator = model_config(changed(generator__width=0.5, generator__depth=0.25), 300).generator
-    assert (generator.hidden_size, generator.num_heads, generator.intermediate_size) == (
-        128,
-        2,
-        512,
-    )
+    generator = objective_for(
+        changed(generator__width=0.5, generator__depth=0.25), 300
+    ).model.generator
+    found = generator.hidden_size, generator.num_heads, generator.intermediate_size
+    assert found == (128, 2, 512)
     assert (generator.num_layers, generator.embedding_size) == (3, 128)
 
 
 def test_explicit_heads_and_feed_forward_do_not_reach_the_generator():
-    model = model_config(changed(model__num_heads=8, model__intermediate_size=500), 300)
+    model = objective_for(changed(model__num_heads=8, model__intermediate_size=500), 300).model
     discriminator, generator = model.discriminator, model.generator
     assert (discriminator.num_heads, discriminator.intermediate_size) == (8, 500)
     assert (generator.num_heads, generator.intermediate_size) == (1, 256)

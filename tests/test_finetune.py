@@ -27,7 +27,7 @@ from electra_jax.jobs.finetuning import finetune
 from electra_jax.run.workdir import chosen_step
 from electra_jax.sharding.mesh import make_mesh
 from electra_jax.training.checkpoint import restore_params
-from electra_jax.training.prediction import make_predict, predict_rows
+from electra_jax.training.prediction import Predict, predict_rows
 from electra_jax.training.program import make_program, make_trials_program
 
 pytestmark = pytest.mark.process
@@ -48,7 +48,7 @@ def test_every_example_is_predicted_once_and_in_order(devices):
     objective = FineTuning(ENCODER, THREE)
     params = objective.init(jax.random.key(0))
     arrays = random_features(17)
-    predict = make_predict(mesh(devices), objective.outputs)
+    predict = Predict(mesh(devices), objective.outputs)
     found = predict_rows(predict, params, FeatureRows(arrays), batch_size=8)
     batch = {name: jax.numpy.asarray(x) for name, x in arrays.items()}
     expected = jax.jit(objective.outputs)(params, batch)["logits"]

@@ -5,7 +5,7 @@ import pytest
 import tiny
 from jaxprs import matrix_products, operations
 
-from electra_jax.checks import model_config
+from electra_jax.checks import objective_for
 from electra_jax.config import get_config
 from electra_jax.modeling.flops import peak_flops, train_flops_per_token
 from electra_jax.objectives.base import Inputs
@@ -24,7 +24,7 @@ def test_published_sizes(hidden, layers, embedding, generator, length, predictio
     config = get_config()
     config.model.update(hidden_size=hidden, num_layers=layers, embedding_size=embedding)
     config.generator.width = generator
-    model = model_config(config, vocab_size=30522)
+    model = objective_for(config, vocab_size=30522).model
     assert f"{train_flops_per_token(model, length, predictions) / 1e9:.3f}" == gigaflops
 
 

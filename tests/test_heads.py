@@ -77,7 +77,7 @@ def test_classification_is_one_linear_layer_or_two(style):
     np.testing.assert_allclose(found["loss"], [loss, 3], rtol=1e-5)
     right = (logits.argmax(axis=-1) == rows["label"])[:3].sum()
     np.testing.assert_array_equal(found["accuracy"], [right, 3])
-    assert objective.totals(jax.tree.map(jnp.asarray, rows), ())["loss"] == 3
+    assert objective.denominators(jax.tree.map(jnp.asarray, rows), ())["loss"] == 3
 
 
 def test_multilabel_and_regression():
@@ -106,7 +106,7 @@ def test_tagging_counts_words():
     is_word = label >= 0
     loss = -log_softmax(logits)[is_word, label[is_word]].sum()
     np.testing.assert_allclose(sums(objective, params, rows)["loss"], [loss, 3], rtol=1e-5)
-    assert objective.totals(jax.tree.map(jnp.asarray, rows), ())["loss"] == 3
+    assert objective.denominators(jax.tree.map(jnp.asarray, rows), ())["loss"] == 3
 
 
 def spans(rows: dict) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Masks, samples and corrupted rows: exact properties and distributions (spec 3.2 to 3.5)."""
+"""Masks: exact properties and distributions (spec 3.2, 3.3); `test_sampling.py` has the rest."""
 
 import functools
 from fractions import Fraction
@@ -13,9 +13,7 @@ from stdlib_text import stdlib_documents
 from tiny import CLS, MASK, PAD, SEP, UNK
 
 from electra_jax.data import tokenizers
-from electra_jax.modeling.heads import PADDED_LOGIT
 from electra_jax.objectives import masking
-from electra_jax.objectives.base import context
 from electra_jax.objectives.masking import Masked
 
 KEY = jax.random.key(0)
@@ -51,6 +49,14 @@ def odd_rows(length: int) -> dict[str, np.ndarray]:
     return tiny.batch([*pieces, poor, special, [[MASK] * (length - 2)], []], length)
 
 
+def is_predicted(masked: Masked, length: int) -> np.ndarray:
+    """bool [B, length]"""
+    hits = np.zeros((len(masked.weights), length + 1), bool)
+    place = np.where(masked.weights > 0, masked.masked_positions, length)
+    np.put_along_axis(hits, place, True, axis=1)
+    return hits[:, :length]
+
+
 def budgets(batch, rate: float) -> np.ndarray:
     """Spec 3.2 in exact arithmetic."""
     length = batch["input_ids"].shape[1]
@@ -82,13 +88,11 @@ def test_budget_positions_and_labels(mode, unit, length, rate):
     for row, count in enumerate(expected):
         positions = masked.masked_positions[row, :count]
         assert allowed[row, positions].all()
-        if mode == "clean":
-            assert len(set(positions)) == count
-        np.testing.assert_array_equal(
-            masked.labels[row, :count], batch["input_ids"][row, positions]
-        )
-        np.testing.assert_array_equal(masked.weights[row, count:], 0)
-        np.testing.assert_array_equal(masked.masked_positions[row, count:], 0)
+        assert mode == "faithful" or len(set(positions)) == count
+        labels = batch["input_ids"][row, positions]
+        np.testing.assert_array_equal(masked.labels[row, :count], labels)
+        assert not masked.weights[row, count:].any()
+        assert not masked.masked_positions[row, count:].any()
 
 
 @pytest.mark.parametrize(
@@ -120,23 +124,10 @@ def test_faithful_mode_repeats_positions():
 def test_generator_sees_masks_at_predicted_positions_only(mode, unit):
     batch = odd_rows(128)
     masked = mask(batch, mode=mode, unit=unit)
-    predicted = np.zeros(batch["input_ids"].shape, bool)
-    for row, (positions, weights) in enumerate(
-        zip(masked.masked_positions, masked.weights, strict=True)
-    ):
-        predicted[row, positions[weights > 0]] = True
+    predicted = is_predicted(masked, 128)
     changed = masked.masked_ids != batch["input_ids"]
     assert changed.any()
-    assert not (changed & ~predicted).any()
-    assert not (changed & ~candidates(batch)).any()
-
-
-def test_share_shown_as_mask():
-    masked = mask(full_rows(1500, 128))
-    shown = np.take_along_axis(masked.masked_ids, masked.masked_positions, axis=1)
-    is_mask = shown == MASK
-    assert is_mask.mean() == pytest.approx(0.85, abs=0.01)
-    np.testing.assert_array_equal(shown[~is_mask], masked.labels[~is_mask])
+    assert not (changed & ~(predicted & candidates(batch))).any()
 
 
 def test_random_tokens_are_shown_at_their_share_and_uniform():
@@ -180,10 +171,9 @@ def real_text(kind: str, length: int) -> tuple[dict[str, np.ndarray], tuple[bool
     settings = {"lower_case": True, "strip_accents": True, "max_word_chars": 200}
     trained = tokenizers.train(kind, lines, 1000, **settings)
     assert trained.special_ids == (PAD, UNK, CLS, SEP, MASK)
-    rows, free = [[]], length
+    rows, free, size = [[]], length, length - 2
     for document in trained.encode_batch(lines):
-        for start in range(0, len(document), length - 2):
-            piece = document[start : start + length - 2]
+        for piece in (document[start : start + size] for start in range(0, len(document), size)):
             if len(piece) + 2 > free:
                 rows.append([])
                 free = length
@@ -194,29 +184,10 @@ def real_text(kind: str, length: int) -> tuple[dict[str, np.ndarray], tuple[bool
 
 def number_words(batch, starts_word: tuple[bool, ...]) -> np.ndarray:
     """The word of each token, counted through the batch; -1 for special tokens and padding."""
-    numbers = np.full(batch["input_ids"].shape, -1)
-    number = -1
-    for row, (ids, allowed) in enumerate(zip(batch["input_ids"], candidates(batch), strict=True)):
-        inside = False
-        for column in range(len(ids)):
-            if allowed[column]:
-                number += not inside or starts_word[ids[column]]
-                numbers[row, column] = number
-            inside = allowed[column]
-    return numbers
-
-
-def repeated(batch, times: int) -> dict[str, np.ndarray]:
-    many = {name: np.tile(x, (times,) + (1,) * (x.ndim - 1)) for name, x in batch.items()}
-    return {**many, "row": np.arange(len(many["row"]), dtype=np.int32)}
-
-
-def is_predicted(masked: Masked, length: int) -> np.ndarray:
-    """bool [B, length]"""
-    hits = np.zeros((len(masked.weights), length + 1), bool)
-    place = np.where(masked.weights > 0, masked.masked_positions, length)
-    np.put_along_axis(hits, place, True, axis=1)
-    return hits[:, :length]
+    allowed = candidates(batch)
+    is_inside = np.pad(allowed[:, :-1], ((0, 0), (1, 0)))
+    begins = allowed & (np.array(starts_word)[batch["input_ids"]] | ~is_inside)
+    return np.where(allowed, np.cumsum(begins).reshape(begins.shape) - 1, -1)
 
 
 @pytest.mark.parametrize(
@@ -235,18 +206,12 @@ def test_words_of_real_text_are_predicted_and_shown_as_a_whole(unit, kind, lengt
     rows, starts_word = real_text(kind, length)
     words = number_words(rows, starts_word)
     times = -(100_000 // -words.max())
-    batch = repeated(rows, times)
-    masked = mask(
-        batch,
-        unit=unit,
-        rate=rate,
-        starts_word=starts_word,
-        vocab_size=len(starts_word),
-        mask_token_share=0.5,
-    )
-    words = np.concatenate(
-        [np.where(words < 0, -1, words + (words.max() + 1) * n) for n in range(times)]
-    )
+    batch = {name: np.tile(x, (times,) + (1,) * (x.ndim - 1)) for name, x in rows.items()}
+    batch["row"] = np.arange(len(batch["row"]), dtype=np.int32)
+    known = {"starts_word": starts_word, "vocab_size": len(starts_word)}
+    masked = mask(batch, unit=unit, rate=rate, mask_token_share=0.5, **known)
+    words = np.where(words < 0, -1, words + (words.max() + 1) * np.arange(times)[:, None, None])
+    words = words.reshape(-1, length)
     assert words.max() > 99_000
     predicted = is_predicted(masked, length)
     sizes = np.bincount(words[words >= 0])
@@ -358,128 +323,3 @@ def test_words_larger_than_the_budget_are_never_predicted(unit):
 def test_budget_of_one_token(unit):
     predicted = is_predicted(mask(rows_of_words(500, 10, [1, 3, 1, 2, 1]), unit=unit), 10)
     assert {tuple(np.flatnonzero(row)) for row in predicted} == {(1,), (5,), (8,)}
-
-
-def test_compiled_masks_equal_those_of_row_after_row():
-    batch = tiny.packed(3)
-    config = tiny.masking_config(unit="span")
-    together = jit_mask(config, batch["input_ids"], batch["segment_ids"] > 0, batch["row"])
-    for row in range(3):
-        part = {name: jnp.array(x[row : row + 1]) for name, x in batch.items()}
-        keys = masking.row_keys(KEY, part["row"])
-        alone = masking.mask_tokens(config, part["input_ids"], part["segment_ids"] > 0, keys)
-        for one, all_rows in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
-            np.testing.assert_array_equal(one[0], all_rows[row])
-
-
-# Sampling
-
-
-def padded(logits: np.ndarray) -> np.ndarray:
-    width = -(-len(logits) // masking.VOCAB_BLOCK) * masking.VOCAB_BLOCK
-    return np.pad(logits, (0, width - len(logits)), constant_values=PADDED_LOGIT)
-
-
-def draw(logits: np.ndarray, label: int, count: int, key=KEY, **options) -> np.ndarray:
-    """Independent samples from one distribution."""
-    shape = (256, 8)
-    many = jnp.broadcast_to(jnp.float32(logits), (*shape, len(logits)))
-
-    @jax.jit
-    def repeat(keys):
-        return jax.lax.map(
-            lambda key: masking.sample_replacements(
-                many, jnp.full(shape, label), masking.row_keys(key, jnp.arange(256)), **options
-            ),
-            keys,
-        )
-
-    return np.ravel(repeat(jax.random.split(key, -(-count // (256 * 8)))))
-
-
-@pytest.mark.parametrize(
-    ("temperature", "disallow_correct"), [(0.5, False), (1.0, False), (1.0, True), (2.0, True)]
-)
-def test_samples_follow_the_softmax(temperature, disallow_correct):
-    vocab_size, label = 300, 130
-    logits = np.random.default_rng(1).normal(0, 0.5, vocab_size)
-    logits += np.repeat([0.0, 0.7, -0.4], 128)[:vocab_size]  # blocks of unequal weight
-    samples = draw(
-        padded(logits), label, 200_000, temperature=temperature, disallow_correct=disallow_correct
-    )
-    counts = np.bincount(samples, minlength=vocab_size)
-    assert len(counts) == vocab_size  # padded columns are never drawn
-
-    allowed = np.ones(vocab_size, bool)
-    if disallow_correct:
-        allowed[label] = False
-        assert counts[label] == 0
-    odds = np.exp(logits[allowed] / temperature)
-    expected = odds / odds.sum() * samples.size
-    assert expected.min() > 5
-    assert stats.chisquare(counts[allowed], expected).pvalue > 0.01
-
-
-@functools.cache
-def logits_of_a_bfloat16_network() -> np.ndarray:
-    objective = tiny.objective(vocab_size=200, dtype=jnp.dtype("bfloat16"), init_stddev=0.3)
-    batch = jax.device_put(tiny.batch([[[*range(5, 25)]]]))
-
-    @jax.jit
-    def logits(key):
-        model = objective.bind(objective.init(key))
-        return model.generate(batch["input_ids"], context(batch), jnp.array([[3]]), None)
-
-    return np.asarray(logits(KEY)[0, 0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_a_million_samples_of_a_bfloat16_network_follow_its_float32_softmax(temperature):
-    logits = logits_of_a_bfloat16_network()
-    assert logits.dtype == np.float32
-    samples = draw(logits, 0, 1_000_000, jax.random.key(1), temperature=temperature)
-    counts = np.bincount(samples, minlength=200)
-    odds = np.exp(logits[:200].astype(np.float64) / temperature)
-    expected = odds / odds.sum() * counts.sum()
-    assert expected.min() > 5
-    assert expected.max() > 2 * expected.mean()
-    assert len(counts) == 200
-    assert stats.chisquare(counts, expected).pvalue > 0.01
-
-
-def test_label_can_be_disallowed_where_its_block_holds_nothing_else():
-    logits = np.zeros(129)
-    logits[128] = 20.0  # by far the best, alone in the second block
-    assert (draw(padded(logits), 128, 1000) == 128).all()
-    samples = draw(padded(logits), 128, 1000, disallow_correct=True)
-    assert samples.max() < 128
-
-
-# Corruption
-
-
-def corrupt(mode, input_ids, positions, weights, samples) -> list[int]:
-    masked = Masked(
-        masked_ids=jnp.array([input_ids]),
-        masked_positions=jnp.array([positions]),
-        labels=jnp.zeros((1, len(positions)), jnp.int32),
-        weights=jnp.array([weights], jnp.float32),
-    )
-    return masking.corrupt(mode, masked.masked_ids, masked, jnp.array([samples]))[0].tolist()
-
-
-@pytest.mark.parametrize("mode", ["clean", "faithful"])
-def test_only_slots_in_use_are_written(mode):
-    ids = [CLS, 10, 11, 12, SEP, PAD]
-    written = corrupt(mode, ids, [3, 1, 0, 2], [1, 1, 0, 0], [90, 91, 92, 93])
-    assert written == [CLS, 91, 11, 90, SEP, PAD]
-
-
-def test_faithful_mode_averages_samples_of_one_position():
-    ids = [CLS, 10, 11, SEP]
-    assert corrupt("faithful", ids, [2, 2, 1], [1, 1, 1], [1000, 2001, 7]) == [CLS, 7, 1500, SEP]
-
-
-def test_faithful_mode_never_writes_position_0():
-    assert corrupt("faithful", [10, 11], [0, 1], [1, 1], [90, 91]) == [10, 91]

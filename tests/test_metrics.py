@@ -1,4 +1,5 @@
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +43,7 @@ def area(scores, labels, real=None) -> float | None:
 def test_area_equals_all_pairs_compared(share):
     rng = np.random.default_rng(0)
     labels = rng.random(500) < share
-    # At the centres of bins, where binning loses nothing; few enough bins for many ties.
+    # At the centers of bins, where binning loses nothing; few enough bins for many ties.
     bins = rng.integers(0, 40, 500) + 10 * labels + SCORE_BINS // 2
     scores = (bins + 0.5) / SCORE_BINS * 2 * SCORE_RANGE - SCORE_RANGE
     exact = pairwise_area(scores, labels)
@@ -107,12 +108,6 @@ def test_summary_divides_weighs_and_leaves_out_what_has_no_weight():
     assert {type(value) for value in values.values()} == {float}
 
 
-def test_summary_of_scores_is_their_area():
-    counts = histogram([0.0, 1.0, 1.0, 2.0], [0, 0, 1, 1])
-    values = summarize({"rtd_auc": counts}, {})
-    assert values == {"loss": 0.0, "rtd_auc": 3.5 / 4}
-
-
 def test_the_best_checkpoint_can_be_that_of_a_metric_with_a_direction():
     assert sign_of(ReplacedTokenDetection.metrics, "eval/rtd_auc") == 1
     assert sign_of(ReplacedTokenDetection.metrics, "eval/rtd_loss") == -1
@@ -141,3 +136,5 @@ def test_objectives_list_all_that_they_measure(kind):
     )
     assert {*sums} | {"loss"} == {*objective.measured}
     assert {*objective.loss_terms} <= {*objective.measured}
+    documented = (Path(__file__).parents[1] / "docs" / "running.md").read_text()
+    assert [name for name in objective.measured if f"`{name}`" not in documented] == []

@@ -7,7 +7,7 @@ import pytest
 import tiny
 from test_config import recipe
 
-from electra_jax.checks import model_config
+from electra_jax.checks import objective_for
 from electra_jax.modeling.encoders.base import EncoderConfig
 from electra_jax.settings import field
 
@@ -79,7 +79,9 @@ def test_total_of_t5():
     ("name", "flops"), [("small", "3.68e+09"), ("base", "2.86e+10"), ("large", "8.75e+10")]
 )
 def test_inference(name, flops):
-    assert f"{paper_flops.inference_flops(model_config(recipe(name), VOCAB), 128):.2e}" == flops
+    assert (
+        f"{paper_flops.inference_flops(objective_for(recipe(name), VOCAB).model, 128):.2e}" == flops
+    )
 
 
 def test_counts_follow_what_is_run():
@@ -92,7 +94,7 @@ def test_counts_follow_what_is_run():
         )
 
     config = recipe("small")
-    model = model_config(config, VOCAB)
+    model = objective_for(config, VOCAB).model
     generator, main = paper_flops.step_flops_per_token(model, 128)
     verdict = paper_flops.replaced_token_head(model.main)
     word = paper_flops.masked_lm_head(model.main)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tiny
 
-from electra_jax.checks import model_config
+from electra_jax.checks import objective_for
 from electra_jax.config import get_config
 from electra_jax.modeling.electra import structure
 
@@ -21,7 +21,7 @@ def sized(hidden, layers, embedding, width, sharing="embeddings", objective="ele
     config.objective = objective
     config.model.update(hidden_size=hidden, num_layers=layers, embedding_size=embedding)
     config.generator.update(width=width, sharing=sharing)
-    return structure(model_config(config, 30522))[1]
+    return structure(objective_for(config, 30522).model)[1]
 
 
 @pytest.mark.parametrize(

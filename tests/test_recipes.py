@@ -1,61 +1,47 @@
 """The paper's tables: every row is a valid configuration, of the size and FLOPs it should have."""
 
-import importlib.util
 from pathlib import Path
 
-import jax
 import paper_flops
 import pytest
+import tiny
+from test_config import VOCAB, load, parameters_of
 
-from electra_jax.checks import model_config, validate
+from electra_jax.checks import objective_for, validate
 from electra_jax.config import get_config
 from electra_jax.errors import UserError
-from electra_jax.modeling.electra import structure
 from electra_jax.recipes import read_argument
 
 FILES = sorted((Path(__file__).parents[1] / "configs" / "paper").glob("*.py"))
-VOCAB = 30522
+TABLES = {path.stem: load(path) for path in FILES}
 
 
-def load(path: Path):
-    spec = importlib.util.spec_from_file_location("recipe", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-RECIPES = [(path, row) for path in FILES for row in load(path).ROWS]
-
-
-def make(stem: str, argument: str):
-    return load(next(path for path in FILES if path.stem == stem)).get_config(argument)
+def make(table: str, row: str):
+    return TABLES[table].get_config(row)
 
 
 @pytest.mark.parametrize(
-    ("path", "row"), RECIPES, ids=[f"{path.stem}:{row}" for path, row in RECIPES]
+    ("table", "row"), [(table, row) for table in TABLES for row in TABLES[table].ROWS]
 )
-def test_every_row_is_valid_in_both_sizes(path, row):
-    get = load(path).get_config
+def test_every_row_is_valid_in_both_sizes(table, row):
     for argument in (row, f"{row},tiny"):
         for devices in (1, 8):
-            validate(get(argument), devices)
-    whole, tiny = get(row), get(f"{row},tiny")
-    for name in ("objective", "algorithm"):
-        assert whole[name] == tiny[name]
+            validate(make(table, argument), devices)
+    whole, small = make(table, row), make(table, f"{row},tiny")
+    for name in ("objective", "algorithm", "loss", "masking"):
+        assert whole[name] == small[name]
     for name in ("kind", "sharing"):
-        assert whole.generator[name] == tiny.generator[name]
-    assert whole.loss == tiny.loss and whole.masking == tiny.masking
+        assert whole.generator[name] == small.generator[name]
     share = whole.generator.mle_steps / whole.num_train_steps
-    assert tiny.generator.mle_steps == share * tiny.num_train_steps
-    params = structure(model_config(tiny, 8192))[1]
-    assert sum(x.size for x in jax.tree.leaves(params)) < 4_000_000
+    assert small.generator.mle_steps == share * small.num_train_steps
+    assert tiny.count(parameters_of(small, 8192)) < 4_000_000
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_the_first_row_needs_no_name(path):
-    module = load(path)
-    assert module.get_config() == module.get_config(module.ROWS[0])
-    assert module.get_config("tiny") == module.get_config(f"{module.ROWS[0]},tiny")
+@pytest.mark.parametrize("table", TABLES)
+def test_the_first_row_needs_no_name(table):
+    first = TABLES[table].ROWS[0]
+    assert TABLES[table].get_config() == make(table, first)
+    assert make(table, "tiny") == make(table, f"{first},tiny")
 
 
 def test_unknown_rows_are_refused():
@@ -65,7 +51,7 @@ def test_unknown_rows_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("recipe", "row", "total"),
+    ("table", "row", "total"),
     [  # spec 7.11, and 7.6 for the paper's own rounding
         ("small", "electra", "1.424e+18"),
         ("small", "bert", "1.419e+18"),
@@ -74,17 +60,18 @@ def test_unknown_rows_are_refused():
         ("objectives", "bert", "6.428e+19"),
     ],
 )
-def test_flops_are_those_of_the_paper(recipe, row, total):
-    assert f"{paper_flops.train_flops(make(recipe, row), VOCAB):.3e}" == total
+def test_flops_are_those_of_the_paper(table, row, total):
+    assert f"{paper_flops.train_flops(make(table, row), VOCAB):.3e}" == total
 
 
-def test_generator_of_a_row_has_the_width_in_its_name():
-    for row in load(next(path for path in FILES if path.stem == "generators")).ROWS:
-        discriminator, _, generator = row.partition("-")
-        model = model_config(make("generators", row), VOCAB)
-        assert model.discriminator.hidden_size == int(discriminator)
-        found = model.generator.hidden_size if model.generator else "no network"
-        assert found == (int(generator) if generator.isdecimal() else "no network")
+@pytest.mark.parametrize("row", TABLES["generators"].ROWS)
+def test_generator_of_a_row_has_the_width_in_its_name(row):
+    discriminator, _, generator = row.partition("-")
+    model = objective_for(make("generators", row), VOCAB).model
+    assert model.discriminator.hidden_size == int(discriminator)
+    assert str(model.generator.hidden_size if model.generator else "none") == (
+        generator if generator.isdecimal() else "none"
+    )
 
 
 def test_default_is_the_first_objective():

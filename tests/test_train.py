@@ -310,14 +310,6 @@ def test_unigram_generator_counts_the_store_that_it_corrupts(place, straight, mo
     assert "eval/rtd_auc" in names and "eval/mlm_loss" not in names
 
 
-def test_mlm_alone_trains(place, straight, monkeypatch, capfd):
-    assert tiny_run.run_here(monkeypatch, place, "mlm", *MLM, "--config.log_every_steps=4") == 0
-    rows = read_metrics(place / "mlm")
-    assert [row["step"] for row in rows if "train/loss" in row] == [4, 8, 12, 16, 20]
-    evaluations = [row["eval/loss"] for row in rows if "eval/loss" in row]
-    assert evaluations[-1] < evaluations[0]
-
-
 @pytest.mark.slow
 def test_tensorflow_data_set_word_masks_and_segments_train(place, tmp_path, monkeypatch, capfd):
     tiny_tfds.make(tmp_path / "sets")

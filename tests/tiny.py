@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from ml_collections import ConfigDict
 
 from electra_jax.modeling.electra import ElectraConfig
 from electra_jax.modeling.encoders import ENCODERS
@@ -20,7 +21,10 @@ from electra_jax.objectives.masking import MaskingConfig
 from electra_jax.objectives.mlm import MaskedLanguageModel
 from electra_jax.objectives.reconstruction import AllTokensMLM, ReplaceMLM
 from electra_jax.objectives.schedules import Ramp
-from electra_jax.training.optimizer import OptimizerConfig
+from electra_jax.sharding.mesh import make_mesh
+from electra_jax.training.optimizer import AdamState, OptimizerConfig
+from electra_jax.training.program import Program, make_program
+from electra_jax.training.step import TrainState
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 VOCAB = 300  # not a multiple of a block: logits have padded columns
@@ -160,6 +164,22 @@ def optimizer(**changes) -> OptimizerConfig:
     )
 
 
+def mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:
+    """Of the first devices."""
+    sizes = ConfigDict({"data": data, "fsdp": fsdp, "tensor": tensor})
+    return make_mesh(sizes, jax.devices()[: data * fsdp * tensor])
+
+
+def program(objective: Objective, num_microbatches: int = 1, **changes) -> Program:
+    """On one device."""
+    return make_program(mesh(), objective, optimizer(**changes), 0, num_microbatches)
+
+
+def moments(state: TrainState) -> AdamState:
+    """The part of the optimizer's state that is as large as the parameters."""
+    return next(part for part in state.opt_state if isinstance(part, AdamState))
+
+
 def batch(rows: Sequence[Row], length: int = LENGTH) -> dict[str, np.ndarray]:
     """Rows as the loader makes them: `[CLS] piece [SEP]` one after the other, then padding."""
     fields = {
@@ -209,6 +229,11 @@ def flat(tree) -> dict[str, np.ndarray]:
         jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
+
+
+def count(tree) -> int:
+    """How many numbers a tree holds, or its shapes say."""
+    return sum(x.size for x in jax.tree.leaves(tree))
 
 
 def value_files(checkpoint: Path) -> list[Path]:

@@ -132,11 +132,7 @@ class Parity(CorruptedText):
         return is_real(batch)
 
     def discriminator_sums(
-        self,
-        model: Electra,
-        corrupted_ids: Int[Array, "B L"],
-        inputs: Inputs,
-        key: PRNGKey | None,
+        self, model: Electra, corrupted_ids: Int[Array, "B L"], inputs: Inputs, key: PRNGKey | None
     ) -> Sums:
         weights = is_real(inputs.batch).astype(jnp.float32)
         odd = (inputs.batch["input_ids"] % 2).astype(jnp.float32)

@@ -70,7 +70,7 @@ class FineTuning(Objective):
         """Nothing is drawn beforehand."""
         return ()
 
-    def totals(self, batch: Batch, masked: tuple) -> dict[str, Float[Array, ""]]:
+    def denominators(self, batch: Batch, masked: tuple) -> dict[str, Float[Array, ""]]:
         """Number of examples, or of words."""
         return dict.fromkeys(self.loss_terms, self.head.weights(batch).sum(dtype=jnp.float32))
 

@@ -15,7 +15,7 @@ from electra_jax.finetune.config import make_objective, make_task
 from electra_jax.finetune.results import Predictor
 from electra_jax.inference.request import Answer, Model, Request
 from electra_jax.run.workdir import chosen_step
-from electra_jax.training.prediction import make_predict
+from electra_jax.training.prediction import Predict
 
 
 class FineTuned(Model):
@@ -37,7 +37,7 @@ class FineTuned(Model):
         self.predictor = Predictor(
             task=self.task,
             tokenizer=tokenizers.load(workdir / "tokenizer"),
-            predict=make_predict(self.mesh, make_objective(config, self.task).outputs),
+            predict=Predict(self.mesh, make_objective(config, self.task).outputs),
             max_length=config.data.max_length,
             batch_size=self.batch_size,
         )

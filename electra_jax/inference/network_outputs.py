@@ -1,6 +1,6 @@
 """What the networks of a pre-training run make of a text, token by token.
 
-Pure functions of parameters and a batch, to be compiled by `prediction.make_predict`. The report's
+Pure functions of parameters and a batch, to be compiled by `prediction.Predict`. The report's
 gallery, the samples for TensorBoard and `electra_jax.predict` show what comes out of them.
 """
 

@@ -29,7 +29,7 @@ from electra_jax.objectives import make_objective
 from electra_jax.objectives.electra import ReplacedTokenDetection
 from electra_jax.objectives.metrics import area_under_curve, score_histogram
 from electra_jax.reporting import gallery
-from electra_jax.training.prediction import make_predict, predict_rows
+from electra_jax.training.prediction import Predict, predict_rows
 
 # On a CPU, XLA takes longer to make a program fast than a slow one takes for a few rows.
 QUICK = {"xla_backend_optimization_level": 0}
@@ -56,8 +56,8 @@ class TextModel(Model):
         outputs = self.outputs(request)
         super().__init__(request.workdir, request.step)
         options = QUICK if jax.default_backend() == "cpu" else None
-        self.quick = make_predict(self.mesh, outputs, options)
-        self.thorough = make_predict(self.mesh, outputs)
+        self.quick = Predict(self.mesh, outputs, options)
+        self.thorough = Predict(self.mesh, outputs)
 
     @abstractmethod
     def outputs(self, request: Request) -> Callable[[Params, Arrays], Arrays]:

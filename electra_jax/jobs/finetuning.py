@@ -32,7 +32,7 @@ from electra_jax.training import loop
 from electra_jax.training.checkpoint import Checkpoints, restore_params
 from electra_jax.training.job import Data, Evaluator, IsStopped, Job, describe_step
 from electra_jax.training.optimizer import OptimizerConfig
-from electra_jax.training.prediction import make_predict
+from electra_jax.training.prediction import Predict
 from electra_jax.training.program import Program, make_trials_program, program_of
 
 Batches = Iterator[dict[str, np.ndarray]]
@@ -84,7 +84,7 @@ class Trials:
         config = complete(config, task, pretrained.encoder_config, len(features["input_ids"]))
         self.config, self.task, self.pretrained = config, task, pretrained
         self.mesh, self.objective = make_mesh(config.parallel), make_objective(config, task)
-        predict = make_predict(self.mesh, self.objective.outputs)
+        predict = Predict(self.mesh, self.objective.outputs)
         self.predictor = Predictor(task, tokenizer, predict, max_length, config.batch_size)
         splits = {name: read_split(task, name) for name in (*task.eval_splits, *task.test_splits)}
         self.splits = {name: (x, self.predictor.features(x)) for name, x in splits.items()}

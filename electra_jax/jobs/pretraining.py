@@ -33,7 +33,7 @@ from electra_jax.sharding.mesh import make_mesh
 from electra_jax.training import loop
 from electra_jax.training.job import Data, Evaluator, Facts, IsStopped, Job, describe_step
 from electra_jax.training.optimizer import OptimizerConfig
-from electra_jax.training.prediction import make_predict, predict_rows
+from electra_jax.training.prediction import Predict, predict_rows
 from electra_jax.training.program import Program, program_of
 from electra_jax.training.step import TrainState
 
@@ -157,7 +157,7 @@ def make_show(
         batch = batch | {"row": batch["number"]}
         return network_outputs.corrupted(objective, config.seed, SHOWN_PROPOSALS, params, batch)
 
-    predict = make_predict(mesh, outputs)
+    predict = Predict(mesh, outputs)
 
     def show(params: Params) -> list[list[Token]]:
         found = predict_rows(predict, params, FeatureRows(rows), batch_size)

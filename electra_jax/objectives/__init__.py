@@ -6,19 +6,15 @@ A new one is a class and a line here.
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from jaxtyping import Int
-
-from electra_jax.errors import UserError
 from electra_jax.objectives.adversarial import AdversarialTokenDetection
 from electra_jax.objectives.base import Objective as Objective
 from electra_jax.objectives.corruption import CorruptedText
 from electra_jax.objectives.electra import ReplacedTokenDetection
-from electra_jax.objectives.masking import Vocabulary
+from electra_jax.objectives.masking import TokenCounts, Vocabulary
 from electra_jax.objectives.metrics import Metric
 from electra_jax.objectives.mlm import MaskedLanguageModel
 from electra_jax.objectives.reconstruction import AllTokensMLM, ReplaceMLM
-from electra_jax.settings import Config
+from electra_jax.settings import Config, not_allowed
 
 OBJECTIVES: dict[str, type] = {
     "electra": ReplacedTokenDetection,
@@ -35,31 +31,25 @@ ADVERSARIAL: dict[str, type] = {  # where config.algorithm = "adversarial"
 
 def metrics_of(config: Mapping[str, Any]) -> dict[str, Metric]:
     """The metrics of runs with this configuration; none where its objective is not known."""
-    tables = (OBJECTIVES, ADVERSARIAL)
-    kinds = [table[name] for table in tables for name in table if name == config.get("objective")]
-    return {name: metric for kind in kinds for name, metric in kind.metrics.items()}
+    name, found = config.get("objective"), {}
+    for table in (OBJECTIVES, ADVERSARIAL):
+        found |= table[name].metrics if name in table else {}
+    return found
 
 
 def make_objective(
-    config: Config, tokenizer: Vocabulary, token_counts: Int[np.ndarray, "V"] | None = None
+    config: Config, tokenizer: Vocabulary, token_counts: TokenCounts = None
 ) -> Objective:
-    """The pre-training objective that `config` describes, for the vocabulary of `tokenizer`.
-
-    Args:
-      token_counts: how often each token is in the text; read where `config.generator.kind` is
-        `unigram`.
+    """The pre-training objective that `config` describes; `unigram` generators read the counts.
 
     Raises:
       UserError: settings do not go together; names them.
     """
-    kind, name = OBJECTIVES[config.objective], config.objective
+    kind = OBJECTIVES[config.objective]
     has_policy = issubclass(kind, CorruptedText) and config.generator.kind == "learned"
     if has_policy and config.algorithm == "adversarial":
-        if name not in ADVERSARIAL:
-            raise UserError(
-                f"config.objective is {name!r}, but config.algorithm = 'adversarial' "
-                "rewards the generator for what a discriminator says; allowed: "
-                f"{', '.join(map(repr, ADVERSARIAL))}"
-            )
-        kind = ADVERSARIAL[name]
-    return kind.from_config(config, tokenizer, token_counts)
+        if config.objective not in ADVERSARIAL:
+            names = ", ".join(map(repr, ADVERSARIAL))
+            raise not_allowed(config, "objective", names, "algorithm")
+        kind = ADVERSARIAL[config.objective]
+    return kind(**kind.arguments(config, tokenizer, token_counts))

@@ -11,30 +11,27 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
-from electra_jax.errors import UserError
 from electra_jax.modeling.layers import split_key
 from electra_jax.modeling.params import Params
-from electra_jax.objectives import masking
+from electra_jax.objectives import base, masking
 from electra_jax.objectives.base import Batch, Inputs, Sums, context, pair
 from electra_jax.objectives.corruption import require_second_stage
-from electra_jax.objectives.electra import ReplacedTokenDetection, rtd_cross_entropy
-from electra_jax.objectives.masking import Masked, Vocabulary
+from electra_jax.objectives.electra import ReplacedTokenDetection
+from electra_jax.objectives.masking import Masked, TokenCounts, Vocabulary
 from electra_jax.objectives.metrics import Metric
 from electra_jax.objectives.mlm import mlm_sums
-from electra_jax.objectives.schedules import Step, at
-from electra_jax.settings import Config
+from electra_jax.objectives.schedules import Scalar, Step, at
+from electra_jax.settings import Config, not_allowed
 
 
 @dataclasses.dataclass(frozen=True)
 class AdversarialTokenDetection(ReplacedTokenDetection):
     """Replaced token detection against a generator that is rewarded for the discriminator's loss.
 
-    Attributes:
-      warmup_steps: updates at the beginning in which the generator learns by maximum likelihood, as
-        in joint training. Discriminator and baseline learn in all updates.
+    In `warmup_steps` updates, the first, the generator learns by maximum likelihood, as in joint
+    training. Discriminator and baseline learn in all updates.
     """
 
     warmup_steps: int = 0
@@ -49,21 +46,18 @@ class AdversarialTokenDetection(ReplacedTokenDetection):
 
     @classmethod
     def arguments(
-        cls, config: Config, tokenizer: Vocabulary, token_counts: Int[np.ndarray, "V"] | None
+        cls, config: Config, tokenizer: Vocabulary, token_counts: TokenCounts
     ) -> dict[str, Any]:
-        """See `CorruptedText.arguments`."""
+        """See `MaskedLanguageModel.arguments`."""
         if config.masking.mode != "clean":
-            raise UserError(
-                f"config.masking.mode is {config.masking.mode!r}, in which samples are averaged; "
-                "config.algorithm = 'adversarial' rewards each of them: allowed: 'clean'"
-            )
-        require_second_stage(config, "the policy")
+            raise not_allowed(config, "masking.mode", "'clean'", "algorithm")
+        require_second_stage(config)
         arguments = super().arguments(config, tokenizer, token_counts)
         arguments["model"] = dataclasses.replace(arguments["model"], baseline=True)
         return arguments | {"warmup_steps": config.generator.mle_steps}
 
-    def loss_weights(self, step: Step) -> dict[str, float | Float[Array, ""]]:
-        """Weight of each mean loss in the total at `step`."""
+    def loss_weights(self, step: Step) -> dict[str, Scalar]:
+        """The generator learns by likelihood, and after the warm-up by its policy's rewards."""
         weights = super().loss_weights(step)
         likelihood = policy = weights.pop("mlm_loss")
         weights |= {"policy_loss": policy, "baseline_loss": policy}
@@ -75,10 +69,10 @@ class AdversarialTokenDetection(ReplacedTokenDetection):
             "policy_loss": jnp.where(is_warm, policy, 0.0),
         }
 
-    def totals(self, batch: Batch, masked: Masked) -> dict[str, Float[Array, ""]]:
+    def denominators(self, batch: Batch, masked: Masked) -> dict[str, Float[Array, ""]]:
         """Number of predictions of either network; of samples, for policy and baseline."""
-        totals = super().totals(batch, masked)
-        return totals | dict.fromkeys(("policy_loss", "baseline_loss"), totals["mlm_loss"])
+        found = super().denominators(batch, masked)
+        return found | dict.fromkeys(("policy_loss", "baseline_loss"), found["mlm_loss"])
 
     def sums(self, params: Params, inputs: Inputs) -> Sums:
         """Metrics of replaced token detection, `reward`, and the losses of policy and baseline."""
@@ -92,11 +86,9 @@ class AdversarialTokenDetection(ReplacedTokenDetection):
         samples, corrupted_ids = self.corrupt(logits, batch, masked, inputs.sample_key, step)
         discriminator_logits = model.discriminate(corrupted_ids, context(batch), keys[1])
 
-        rewards = jnp.take_along_axis(
-            rtd_cross_entropy(discriminator_logits, corrupted_ids != batch["input_ids"]),
-            masked.masked_positions,
-            axis=1,
-        )
+        is_replaced = (corrupted_ids != batch["input_ids"]).astype(jnp.float32)
+        losses = base.binary_cross_entropy(discriminator_logits, is_replaced)
+        rewards = jnp.take_along_axis(losses, masked.masked_positions, axis=1)
         policy = masking.proposal_logits(
             logits, masked.labels, at(self.temperature, step), self.disallow_correct
         )
@@ -117,7 +109,7 @@ def policy_sums(
     baseline_logits: Float[Array, "B P"],
     weights: Float[Array, "B P"],
 ) -> Sums:
-    """What is minimised so that the mean reward of samples grows.
+    """What is minimized so that the mean reward of samples grows.
 
         baseline       b = -log sigmoid(baseline_logit)
         policy_loss    -(reward - b) log p(sample), differentiated through log p alone

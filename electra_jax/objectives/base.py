@@ -16,30 +16,23 @@ from electra_jax.modeling.encoders.base import Context
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.modeling.params import Params, param_infos
 from electra_jax.objectives.metrics import Metric
-from electra_jax.objectives.schedules import Step
+from electra_jax.objectives.schedules import Scalar, Step
 
 Batch = dict[str, Num[Array, "B ..."]]
 Sums = dict[str, Float[Array, "..."]]
+Logged = Sequence[Mapping[str, float]]
+Symptoms = Iterator[tuple[str, str]]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """All that an objective computes the sums of some rows from, beside the parameters.
-
-    Attributes:
-      masked: what `Objective.mask` has drawn for these rows.
-      sample_key: seeds what is sampled. Each row folds its number into it, so it is the same for
-        all rows of a step, wherever they are.
-      dropout_key: seeds the dropout of these rows; None switches it off.
-      step: None when all schedules and stages have come to their end, as in evaluation.
-      is_evaluation: whether to compute what is too costly for every step of the training.
-    """
+    """What an objective computes the sums of some rows from, beside the parameters."""
 
     batch: Batch
-    masked: PyTree
-    sample_key: PRNGKey
-    dropout_key: PRNGKey | None = None
+    masked: PyTree  # what `Objective.mask` has drawn for these rows
+    sample_key: PRNGKey  # the same for all rows of a step: each folds its number into it
+    dropout_key: PRNGKey | None = None  # of these rows; None switches dropout off
     step: Step = None
     is_evaluation: bool = dataclasses.field(default=False, metadata={"static": True})
 
@@ -54,10 +47,7 @@ class Objective(abc.ABC):
 
     What changes during training is a function of the step counter, inside the one compiled step:
     so resuming is exact and nothing is compiled again. Evaluation has no step: it is always that
-    of the end.
-
-    Attributes:
-      Settings: a section (see `settings`) with the objective's own fields of `config.loss`.
+    of the end. `Settings` is a section with the objective's own fields of `config.loss`.
     """
 
     Settings: ClassVar[type] = NoSettings
@@ -81,7 +71,7 @@ class Objective(abc.ABC):
         """Operations for one token of a training step on rows of `length` tokens."""
 
     @abc.abstractmethod
-    def loss_weights(self, step: Step) -> dict[str, float | Float[Array, ""]]:
+    def loss_weights(self, step: Step) -> dict[str, Scalar]:
         """Weight of each mean loss in the total at `step`."""
 
     @abc.abstractmethod
@@ -89,15 +79,15 @@ class Objective(abc.ABC):
         """What is drawn for the rows of `batch` before the network runs."""
 
     @abc.abstractmethod
-    def totals(self, batch: Batch, masked: PyTree) -> dict[str, Float[Array, ""]]:
+    def denominators(self, batch: Batch, masked: PyTree) -> dict[str, Float[Array, ""]]:
         """For each loss term, the weight that its sum is divided by."""
 
     @abc.abstractmethod
     def sums(self, params: Params, inputs: Inputs) -> Sums:
         """Metrics as `[sum, weight]` pairs, loss terms among them.
 
-        Sums over rows only: parts of a batch can be added up. The step divides by totals of the
-        global batch, so no number depends on how the batch was split.
+        Sums over rows only: parts of a batch can be added up. The step divides by denominators of
+        the global batch, so no number depends on how the batch was split.
         """
 
     # One stage and no symptoms, unless a subclass says otherwise
@@ -115,14 +105,12 @@ class Objective(abc.ABC):
         """Whether the parameter `name` moves at `step`."""
         return True
 
-    def symptoms(self, logged: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, str]]:
+    def symptoms(self, logged: Logged) -> Symptoms:
         """What may be wrong with the training: a name, and a sentence, or "" where all is well.
 
-        Asked from when on networks should have learned something, see `monitoring.health`.
-
         Args:
-          logged: since then, metrics of the newest windows of training (`train/NAME`), and of all
-            evaluations (`eval/NAME`), each the newest last.
+          logged: metrics of the newest windows (`train/NAME`) and of all evaluations (`eval/NAME`)
+            since networks should have learned something, the newest last.
         """
         return iter(())
 

@@ -3,10 +3,11 @@
     input_ids --mask--> masked_ids --generator--> logits --Gumbel sample--> corrupted_ids
     corrupted_ids --discriminator--> what the objective asks of it
 
-Both losses are minimised together, or one after the other. Samples are integers, so no gradient of
+Both losses are minimized together, or one after the other. Samples are integers, so no gradient of
 the discriminator's loss reaches the generator, save through what both share.
 """
 
+import abc
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -24,11 +25,11 @@ from electra_jax.modeling.layers import PRNGKey, split_key
 from electra_jax.modeling.params import Params
 from electra_jax.objectives import masking, networks, schedules
 from electra_jax.objectives.base import Batch, Inputs, Sums, context, pair
-from electra_jax.objectives.masking import Masked, MaskingConfig, Vocabulary
+from electra_jax.objectives.masking import Masked, MaskingConfig, TokenCounts, Vocabulary
 from electra_jax.objectives.metrics import Metric
 from electra_jax.objectives.mlm import MaskedLanguageModel, mlm_sums, require_weight
-from electra_jax.objectives.schedules import Schedule, Step, at
-from electra_jax.settings import Config, field
+from electra_jax.objectives.schedules import Scalar, Schedule, Step, at
+from electra_jax.settings import Config, field, not_allowed
 
 REPLACED = {
     "replaced_fraction": Metric(
@@ -41,24 +42,18 @@ REPLACED = {
 class CorruptedText(MaskedLanguageModel):
     """The generator's half. Subclasses say what the discriminator is to do.
 
-    Attributes:
-      discriminator_weight: multiplies the discriminator's mean loss.
-      temperature: divides the generator's logits before sampling, not in its loss.
-      disallow_correct: never sample the original token.
-      frequencies: how often each token is proposed, the same at every position, in place of what
-        a network says; sums to anything. Empty: there is a network.
-      generator_steps: the generator trains alone for so many updates, and all else in those after
-        them, when it is frozen. None: both train in all updates.
-      discriminator_term: name of the discriminator's loss.
+    With `frequencies`, which sum to anything, tokens are proposed by them at every position, and no
+    network does so. With `generator_steps` the generator trains alone for so many updates, and is
+    frozen after them, when all else trains; None: both train in all updates.
     """
 
-    discriminator_weight: Schedule = 50.0
-    temperature: Schedule = 1.0
-    disallow_correct: bool = False
+    discriminator_weight: Schedule = 50.0  # multiplies the discriminator's mean loss
+    temperature: Schedule = 1.0  # divides the generator's logits before sampling, not in its loss
+    disallow_correct: bool = False  # never sample the original token
     frequencies: tuple[float, ...] = dataclasses.field(default=(), repr=False)
     generator_steps: int | None = None
 
-    discriminator_term: ClassVar[str]
+    discriminator_term: ClassVar[str]  # name of the discriminator's loss
     head: ClassVar[type]  # of the discriminator: a module, see `modeling.heads`
     metrics: ClassVar[dict[str, Metric]] = MaskedLanguageModel.metrics | {
         "sampled_mlm_accuracy": Metric("MLM accuracy, sampled", figure="Accuracy"),
@@ -76,40 +71,27 @@ class CorruptedText(MaskedLanguageModel):
         return not self.frequencies and self.generator_steps != 0
 
     @classmethod
-    def from_config(
-        cls,
-        config: Config,
-        tokenizer: Vocabulary,
-        token_counts: Int[np.ndarray, "V"] | None = None,
-    ) -> "CorruptedText":
-        """See `Objective.from_config`."""
-        return cls(**cls.arguments(config, tokenizer, token_counts))
-
-    @classmethod
     def arguments(
-        cls, config: Config, tokenizer: Vocabulary, token_counts: Int[np.ndarray, "V"] | None
+        cls, config: Config, tokenizer: Vocabulary, token_counts: TokenCounts
     ) -> dict[str, Any]:
-        """The fields of the objective that `config` describes, by name."""
-        kind = config.generator.kind
-        is_network, is_trained = kind in ("learned", "frozen"), trains_generator(config)
+        """See `MaskedLanguageModel.arguments`."""
+        kind, sharing, generator = config.generator.kind, "embeddings", None
         discriminator = networks.encoder(config.model, tokenizer.vocab_size)
+        if is_network := kind in ("learned", "frozen"):
+            generator = networks.generator(config, discriminator)
+            sharing = config.generator.sharing
+            if config.generator.init_from and sharing == "all":
+                raise not_allowed(config, "generator.init_from", "''", "generator.sharing")
         arguments = {
-            "model": ElectraConfig(discriminator, None, discriminator_head=cls.head),
-            "masking": MaskingConfig.from_config(config.masking, tokenizer, is_network),
+            "model": ElectraConfig(discriminator, generator, sharing, cls.head),
+            "masking": MaskingConfig.from_config(config, tokenizer, is_network),
             "discriminator_weight": schedules.from_config(config, "loss.discriminator_weight"),
             "disallow_correct": config.generator.disallow_correct,
         }
         weights = ["loss.discriminator_weight"]
-        if is_network:
-            arguments["model"] = ElectraConfig(
-                discriminator,
-                networks.generator(config, discriminator),
-                config.generator.sharing,
-                cls.head,
-            )
-            refuse_half_a_network(config)
-        if is_trained:
-            arguments["generator_weight"] = schedules.from_config(config, "loss.generator_weight")
+        is_two_stage = kind == "learned" and config.algorithm == "two_stage"
+        if kind == "learned" and not (is_two_stage and not config.generator.mle_steps):
+            arguments["mlm_weight"] = schedules.from_config(config, "loss.generator_weight")
             weights.insert(0, "loss.generator_weight")
         require_weight(config, *weights)
         if kind == "uniform":
@@ -121,36 +103,30 @@ class CorruptedText(MaskedLanguageModel):
         elif kind == "frozen":
             require_two_tables(config, "generator.kind")
             arguments["generator_steps"] = 0
-        elif kind == "learned" and config.algorithm == "two_stage":
+        elif is_two_stage:
             require_two_stages(config, arguments["model"])
             arguments["generator_steps"] = config.generator.mle_steps
         return arguments
 
-    # What subclasses define
-
+    @abc.abstractmethod
     def loss_mask(self, batch: Batch, masked: Masked) -> Bool[Array, "B L"]:
         """The positions that the discriminator's loss is the mean over."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def discriminator_sums(
-        self,
-        model: Electra,
-        corrupted_ids: Int[Array, "B L"],
-        inputs: Inputs,
-        key: PRNGKey | None,
+        self, model: Electra, corrupted_ids: Int[Array, "B L"], inputs: Inputs, key: PRNGKey | None
     ) -> Sums:
         """The discriminator's loss and metrics; `key` seeds its dropout."""
-        raise NotImplementedError
 
     # Stages
 
     @property
     def switch_step(self) -> int:
-        """The step that the second stage begins with, or 0."""
+        """The step that the generator is frozen at, or 0."""
         return self.generator_steps or 0
 
-    def loss_weights(self, step: Step) -> dict[str, float | Float[Array, ""]]:
-        """Weight of each mean loss in the total at `step`."""
+    def loss_weights(self, step: Step) -> dict[str, Scalar]:
+        """Those of both networks, as far as they learn at `step`."""
         weights = {self.discriminator_term: at(self.discriminator_weight, step)}
         if not self.trains_generator:
             return weights
@@ -194,9 +170,9 @@ class CorruptedText(MaskedLanguageModel):
 
     # Sums
 
-    def totals(self, batch: Batch, masked: Masked) -> dict[str, Float[Array, ""]]:
+    def denominators(self, batch: Batch, masked: Masked) -> dict[str, Float[Array, ""]]:
         """Number of predictions of the generator and of the discriminator."""
-        return super().totals(batch, masked) | {
+        return super().denominators(batch, masked) | {
             self.discriminator_term: self.loss_mask(batch, masked).sum(dtype=jnp.float32)
         }
 
@@ -260,64 +236,40 @@ class CorruptedText(MaskedLanguageModel):
         return samples, masking.corrupt(self.masking.mode, batch["input_ids"], masked, samples)
 
 
-def trains_generator(config: Config) -> bool:
-    """Whether the generator is a network with a loss of its own at some step."""
-    if config.generator.kind != "learned":
-        return False
-    return config.algorithm != "two_stage" or config.generator.mle_steps > 0
-
-
-def refuse_half_a_network(config: Config) -> None:
-    """Raises UserError where weights are given for a generator without an encoder of its own."""
-    if config.generator.init_from and config.generator.sharing == "all":
-        raise UserError(
-            f"config.generator.init_from is {config.generator.init_from!r}, but with "
-            "config.generator.sharing = 'all' the generator has no encoder of its own"
-        )
-
-
 def require_two_tables(config: Config, cause: str) -> None:
     """Raises UserError where the discriminator would train tables of a frozen generator."""
     if config.generator.sharing not in ("none", "gdes"):
-        raise UserError(
-            f"config.generator.sharing is {config.generator.sharing!r}, but with config.{cause} = "
-            f"{field(config, cause)!r} the discriminator goes on when the generator is frozen; "
-            "allowed: 'none' or 'gdes'"
-        )
+        raise not_allowed(config, "generator.sharing", "'none' or 'gdes'", cause)
 
 
-def require_second_stage(config: Config, trained: str) -> None:
-    """Raises UserError where the run ends before its second stage, in which `trained` learns."""
-    if config.generator.mle_steps >= config.num_train_steps:
-        raise UserError(
-            f"config.generator.mle_steps is {config.generator.mle_steps}, which leaves none of "
-            f"config.num_train_steps = {config.num_train_steps} to {trained}"
+def require_second_stage(config: Config) -> None:
+    """Raises UserError where the run ends before its second stage."""
+    end = config.num_train_steps
+    if config.generator.mle_steps >= end:
+        raise not_allowed(
+            config, "generator.mle_steps", f"less than config.num_train_steps = {end}"
         )
 
 
 def require_two_stages(config: Config, model: ElectraConfig) -> None:
     """Raises UserError where the generator cannot be trained first and then copied (spec 7.4)."""
     require_two_tables(config, "algorithm")
-    require_second_stage(config, "the discriminator")
-    generator = config.generator
-    if not generator.mle_steps:
+    require_second_stage(config)
+    first = config.generator.mle_steps
+    if not first:
         return
-    for name in ("generator.temperature", "loss.discriminator_weight"):
-        start = field(config, f"{name}_start")
-        if start is not None and config.ramp_steps <= generator.mle_steps:
-            raise UserError(
-                f"config.{name}_start is {start}, which has no effect as long as config.ramp_steps "
-                f"= {config.ramp_steps} end in the first stage of config.generator.mle_steps = "
-                f"{generator.mle_steps}"
-            )
+    for name in ("generator.temperature_start", "loss.discriminator_weight_start"):
+        if field(config, name) is not None and config.ramp_steps <= first:
+            causes = "ramp_steps", "generator.mle_steps"
+            raise not_allowed(config, name, "None, as its ramp ends in the first stage,", *causes)
     own = model.generator
-    if generator.sharing == "gdes":  # tables of one width are shared
+    if model.sharing == "gdes":  # tables of one width are shared
         own = dataclasses.replace(own, embedding_size=model.discriminator.embedding_size)
     if own != model.discriminator:
         raise UserError(
             "config.algorithm = 'two_stage' copies the generator into the discriminator: it needs "
-            "config.generator.width = 1 and config.generator.depth = 1, no other "
-            "config.model.num_heads and config.model.intermediate_size than by default, and, where "
+            "config.generator.width = 1 and config.generator.depth = 1, the default of "
+            "config.model.num_heads and config.model.intermediate_size and, where "
             "config.generator.sharing = 'none', config.model.embedding_size = "
             "config.model.hidden_size"
         )

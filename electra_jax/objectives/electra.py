@@ -4,29 +4,19 @@ The discriminator is asked which tokens are not the original ones.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from electra_jax.modeling.electra import Electra
 from electra_jax.modeling.heads import ReplacedTokenHead
 from electra_jax.modeling.layers import PRNGKey
-from electra_jax.objectives import masking
-from electra_jax.objectives.base import (
-    Batch,
-    Inputs,
-    Sums,
-    binary_cross_entropy,
-    context,
-    is_real,
-    pair,
-)
+from electra_jax.objectives import base, masking
+from electra_jax.objectives.base import Batch, Inputs, Sums, context, is_real, pair
 from electra_jax.objectives.corruption import REPLACED, CorruptedText
-from electra_jax.objectives.masking import Masked, Vocabulary
-from electra_jax.objectives.metrics import Metric, score_histogram
+from electra_jax.objectives.masking import Masked, TokenCounts, Vocabulary
+from electra_jax.objectives.metrics import Metric, loss_metric, score_histogram, score_metric
 from electra_jax.settings import Config
 
 DETECTION = "Detection of replaced tokens"
@@ -52,47 +42,54 @@ class ReplacedTokenDetection(CorruptedText):
     head: ClassVar[type] = ReplacedTokenHead
     metrics: ClassVar[dict[str, Metric]] = {
         **CorruptedText.metrics,
-        "rtd_loss": Metric(
-            "RTD loss",
-            "nats",
-            better="lower",
-            console="rtd",
-            figure="Replaced token detection loss",
-            tile="{:.4f}",
-            jumps=True,
+        "rtd_loss": loss_metric(
+            "RTD loss", console="rtd", figure="Replaced token detection loss", tile="{:.4f}"
         ),
-        "rtd_auc": Metric(
-            "RTD AUC",
-            better="higher",
-            console="auc",
-            figure="Replaced token detection AUC",
-            tile="{:.3f}",
+        "rtd_auc": score_metric(
+            "RTD AUC", console="auc", figure="Replaced token detection AUC", tile="{:.3f}"
         ),
-        "rtd_accuracy": Metric("RTD accuracy", better="higher", figure="Accuracy"),
+        "rtd_accuracy": score_metric("RTD accuracy", figure="Accuracy"),
         "rtd_precision": Metric("RTD precision", console="precision", figure=DETECTION),
         "rtd_recall": Metric("RTD recall", console="recall", figure=DETECTION),
         **REPLACED,
     }
 
-    def symptoms(self, logged: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, str]]:
+    def symptoms(self, logged: base.Logged) -> base.Symptoms:
         """Whether the discriminator learns anything, and keeps up with the generator."""
         yield from super().symptoms(logged)
         recalls = [row["train/rtd_recall"] for row in logged if "train/rtd_recall" in row]
-        yield "recall", no_recall(recalls[-RECALLS:])
-        scores = [
+        highest, is_known = max(recalls[-RECALLS:], default=0.0), len(recalls) >= RECALLS
+        sentence = (
+            f"the discriminator still finds no replaced token (recall {highest:.2%}): it calls "
+            "every token original. A larger config.loss.discriminator_weight or "
+            "config.optimizer.learning_rate, or a smaller config.generator.width, may help"
+        )
+        yield "recall", sentence if is_known and highest < NO_RECALL else ""
+        scores = [  # AUC of the discriminator and accuracy of the generator
             (row["eval/rtd_auc"], row.get("eval/mlm_accuracy", 0.0))
             for row in logged
             if "eval/rtd_auc" in row
         ]
-        if scores:
-            yield "chance", no_better_than_chance(scores[-1][0])
-            yield "outrun", outrun(scores[-1], max(scores))
+        if not scores:
+            return
+        (area, accuracy), (best_area, accuracy_then) = scores[-1], max(scores)
+        sentence = (
+            "the discriminator tells replaced tokens from others no better than by chance (AUC "
+            f"{area:.3f}); is config.loss.discriminator_weight too small?"
+        )
+        yield "chance", sentence if abs(area - 0.5) < NO_AUC else ""
+        sentence = (
+            f"the generator outruns the discriminator: the AUC has fallen from {best_area:.3f} to "
+            f"{area:.3f}, while the generator's accuracy has risen from {accuracy_then:.1%} to "
+            f"{accuracy:.1%}; a smaller config.generator.width may help"
+        )
+        yield "outrun", sentence if area < best_area - OUTRUN and accuracy > accuracy_then else ""
 
     @classmethod
     def arguments(
-        cls, config: Config, tokenizer: Vocabulary, token_counts: Int[np.ndarray, "V"] | None
+        cls, config: Config, tokenizer: Vocabulary, token_counts: TokenCounts
     ) -> dict[str, Any]:
-        """See `CorruptedText.arguments`."""
+        """See `MaskedLanguageModel.arguments`."""
         arguments = super().arguments(config, tokenizer, token_counts)
         return arguments | {"selected_only": config.objective == "electra_15"}
 
@@ -103,11 +100,7 @@ class ReplacedTokenDetection(CorruptedText):
         return is_real(batch)
 
     def discriminator_sums(
-        self,
-        model: Electra,
-        corrupted_ids: Int[Array, "B L"],
-        inputs: Inputs,
-        key: PRNGKey | None,
+        self, model: Electra, corrupted_ids: Int[Array, "B L"], inputs: Inputs, key: PRNGKey | None
     ) -> Sums:
         """The discriminator's metrics of spec 3.7; the histogram behind AUC in evaluation alone."""
         logits = model.discriminate(corrupted_ids, context(inputs.batch), key)
@@ -125,61 +118,17 @@ class ReplacedTokenDetection(CorruptedText):
         return sums
 
 
-def no_recall(recalls: Sequence[float]) -> str:
-    """A sentence where some windows in a row have had no recall."""
-    if len(recalls) < RECALLS or max(recalls) >= NO_RECALL:
-        return ""
-    return (
-        f"the discriminator still finds no replaced token (recall {max(recalls):.2%}): it calls "
-        "every token original. A larger config.loss.discriminator_weight or "
-        "config.optimizer.learning_rate, or a smaller config.generator.width, may help"
-    )
-
-
-def no_better_than_chance(area: float) -> str:
-    """A sentence where the AUC is about a half."""
-    if abs(area - 0.5) >= NO_AUC:
-        return ""
-    return (
-        "the discriminator tells replaced tokens from others no better than by chance (AUC "
-        f"{area:.3f}); is config.loss.discriminator_weight too small?"
-    )
-
-
-def outrun(now: tuple[float, float], best: tuple[float, float]) -> str:
-    """A sentence where the generator gets better and the discriminator worse.
-
-    Args:
-      now, best: AUC of the discriminator and accuracy of the generator, now and when the former
-        was highest.
-    """
-    if now[0] >= best[0] - OUTRUN or now[1] <= best[1]:
-        return ""
-    return (
-        f"the generator outruns the discriminator: the AUC has fallen from {best[0]:.3f} to "
-        f"{now[0]:.3f}, while the generator's accuracy has risen from {best[1]:.1%} to "
-        f"{now[1]:.1%}; a smaller config.generator.width may help"
-    )
-
-
-def rtd_cross_entropy(
-    logits: Float[Array, "B L"], is_replaced: Bool[Array, "B L"]
-) -> Float[Array, "B L"]:
-    """-log of the probability of the right answer. A positive logit calls the token replaced."""
-    return binary_cross_entropy(logits, is_replaced.astype(jnp.float32))
-
-
 def rtd_sums(logits: Float[Array, "B L"], is_replaced: Array, loss_mask: Array) -> Sums:
     """The discriminator's loss and accuracies over the tokens in `loss_mask` (spec 3.6, 3.7).
 
-    Precision is the accuracy over tokens that are predicted to be replaced, recall the accuracy
-    over tokens that are replaced.
+    A positive logit calls the token replaced. Precision is the accuracy over tokens that are called
+    so, recall the accuracy over tokens that are.
     """
     label, weights = is_replaced.astype(jnp.float32), loss_mask.astype(jnp.float32)
     predicted = (logits > 0).astype(jnp.float32)
     correct = (predicted == label).astype(jnp.float32)
     return {
-        "rtd_loss": pair(rtd_cross_entropy(logits, is_replaced), weights),
+        "rtd_loss": pair(base.binary_cross_entropy(logits, label), weights),
         "rtd_accuracy": pair(correct, weights),
         "rtd_precision": pair(correct, weights * predicted),
         "rtd_recall": pair(correct, weights * label),

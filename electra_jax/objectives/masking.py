@@ -29,11 +29,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from electra_jax.errors import UserError
 from electra_jax.modeling.heads import VOCAB_BLOCK
-from electra_jax.settings import Config
+from electra_jax.settings import Config, not_allowed
 
 RowKeys = Key[Array, "B"]
+TokenCounts = Int[np.ndarray, "V"] | None  # how often each token is in the text
 
 # Spans have 1 to 10 words, k of them in proportion to 0.8 ** k: 3.8 on average (SpanBERT, 3.1).
 SPAN_END = 0.2
@@ -57,49 +57,30 @@ class Vocabulary(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class MaskingConfig:
-    """Attributes:
-    rate: share of the real tokens of a row that is predicted.
-    mask_token_share: share of the predicted positions shown to the generator as `[MASK]`.
-    random_token_share: share shown as a random token; the rest keeps the original token.
-    mode: `clean` or `faithful`, see the module's docstring.
-    unmaskable_ids: ids that are never predicted: `[CLS]`, `[SEP]` and `[MASK]`.
-    unit: `token`; `clean` mode also knows `word` and `span`, see the module's docstring.
-    starts_word: for each id whether the token starts a word; not needed for `token`.
-    """
+    """How a row is masked; the module's docstring has modes and units."""
 
-    rate: float
-    mask_token_share: float
-    random_token_share: float
+    rate: float  # share of the real tokens of a row that is predicted
+    mask_token_share: float  # of these, shown to the generator as `[MASK]`
+    random_token_share: float  # of these, shown as a random token; the rest stay as they are
     mode: str
     vocab_size: int
     mask_id: int
-    unmaskable_ids: tuple[int, ...]
+    unmaskable_ids: tuple[int, ...]  # never predicted: `[CLS]`, `[SEP]` and `[MASK]`
     unit: str = "token"
-    starts_word: tuple[bool, ...] = dataclasses.field(default=(), repr=False)
+    starts_word: tuple[bool, ...] = dataclasses.field(default=(), repr=False)  # by id
 
     @classmethod
     def from_config(
-        cls, masking: Config, tokenizer: Vocabulary, is_read: bool = True
+        cls, config: Config, tokenizer: Vocabulary, is_read: bool = True
     ) -> "MaskingConfig":
-        """What the section `masking` says, for the tokens of `tokenizer`.
-
-        Args:
-          is_read: whether a generator reads the masked text, so that it matters what is shown.
-
-        Raises:
-          UserError: two of the settings do not go together.
-        """
+        """What the section `masking` says; what is shown matters only where it `is_read`."""
+        masking = config.masking
         shares = (masking.mask_token_share, masking.random_token_share) if is_read else (1.0, 0.0)
         if sum(shares) > 1:
-            raise UserError(
-                "config.masking.mask_token_share and config.masking.random_token_share are "
-                f"{shares[0]} and {shares[1]}; allowed: at most 1 together"
-            )
+            name, other = "masking.mask_token_share", "masking.random_token_share"
+            raise not_allowed(config, name, "at most 1 in sum", other)
         if masking.mode == "faithful" and masking.unit != "token":
-            raise UserError(
-                f"config.masking.unit is {masking.unit!r}, which config.masking.mode = "
-                "'faithful' does not know; allowed: 'token', or config.masking.mode = 'clean'"
-            )
+            raise not_allowed(config, "masking.unit", "'token'", "masking.mode")
         return cls(
             rate=masking.rate,
             mask_token_share=shares[0],
@@ -241,11 +222,7 @@ def proposal_logits(
     temperature: float | Float[Array, ""] = 1.0,
     disallow_correct: bool = False,
 ) -> Float[Array, "B P Vpad"]:
-    """Logits of the distribution that replacements are drawn from (spec 3.5).
-
-    Args:
-      disallow_correct: never draw the original token.
-    """
+    """Logits of the distribution that replacements are drawn from (spec 3.5)."""
     logits = logits / temperature
     if disallow_correct:
         is_label = jax.nn.one_hot(labels, logits.shape[-1], dtype=bool)
@@ -266,9 +243,6 @@ def sample_replacements(
     over a block of the vocabulary is itself distributed as the block's log-sum-exp plus Gumbel
     noise, so choosing a block first and then a token inside it gives the same distribution from
     two small draws in place of one number for every word of the vocabulary.
-
-    Args:
-      temperature, disallow_correct: see `proposal_logits`.
     """
     logits = jax.lax.stop_gradient(logits)
     logits = proposal_logits(logits, labels, temperature, disallow_correct)

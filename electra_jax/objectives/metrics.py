@@ -4,6 +4,7 @@ Sums over micro-batches, devices, hosts and steps are exact; the division comes 
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Literal
 
@@ -23,35 +24,26 @@ class Metric:
 
     Objectives, and heads and tasks of fine-tuning, list theirs by name, without the prefix `train/`
     or `eval/`. Console, report, best checkpoint and warnings read these lists and nothing else.
-
-    Attributes:
-      label: in full, as in "RTD AUC"; names its curve where a figure has several.
-      unit: such as "nats"; or "".
-      better: which of its values is; "" where neither is. A metric without a direction cannot
-        choose the best checkpoint.
-      console: what the console calls it; "": it is not shown there.
-      figure: title of the figure that draws it; metrics with the same title share one. "": the
-        label. None: it is not drawn.
-      tile: how it is written among the final numbers of the report; "": it is none of them.
-      jumps: whether a sudden rise in training is worth a warning, as of a loss.
     """
 
-    label: str
-    unit: str = ""
-    better: Literal["higher", "lower", ""] = ""
-    console: str = ""
-    figure: str | None = ""
-    tile: str = ""
-    jumps: bool = False
+    label: str  # in full, as in "RTD AUC"; names its curve where a figure has several
+    unit: str = ""  # such as "nats"
+    better: Literal["higher", "lower", ""] = ""  # "": it cannot choose the best checkpoint
+    console: str = ""  # what the console calls it; "": it is not shown there
+    figure: str | None = ""  # title, which several may share; "": the label; None: not drawn
+    tile: str = ""  # how the report writes its final value; "": it does not
+    jumps: bool = False  # whether a sudden rise in training is worth a warning, as of a loss
+
+
+loss_metric = functools.partial(Metric, unit="nats", better="lower", jumps=True)
+score_metric = functools.partial(Metric, better="higher")
 
 
 def sign_of(metrics: Mapping[str, Metric], name: str) -> int:
-    """1 where checkpoints are better the higher the metric `name` of `config.checkpoint.keep_best`.
-
-    -1 where they are better the lower it is.
+    """1 or -1: checkpoints are better the higher or the lower the metric `name` is.
 
     Raises:
-      UserError: evaluations do not measure it, or it has no direction.
+      UserError: `name`, of `config.checkpoint.keep_best`, is not measured or has no direction.
     """
     signs = {
         f"eval/{key}": 1 if x.better == "higher" else -1 for key, x in metrics.items() if x.better

@@ -5,56 +5,45 @@ It is also the generator's half of ELECTRA, so its pieces are shared with `elect
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from electra_jax.errors import UserError
 from electra_jax.modeling.electra import Electra, ElectraConfig
 from electra_jax.modeling.flops import train_flops_per_token
 from electra_jax.modeling.layers import PRNGKey
 from electra_jax.modeling.params import Params
-from electra_jax.objectives import masking, networks, schedules
-from electra_jax.objectives.base import Batch, Inputs, Objective, Sums, context, is_real, pair
-from electra_jax.objectives.masking import Masked, MaskingConfig, Vocabulary
-from electra_jax.objectives.metrics import Metric
-from electra_jax.objectives.schedules import Schedule, Step, at
+from electra_jax.objectives import base, masking, networks, schedules
+from electra_jax.objectives.base import Batch, Inputs, Sums, context, is_real, pair
+from electra_jax.objectives.masking import Masked, MaskingConfig, TokenCounts, Vocabulary
+from electra_jax.objectives.metrics import Metric, loss_metric, score_metric
+from electra_jax.objectives.schedules import Scalar, Schedule, Step, at
 from electra_jax.settings import Config, field
 
 LEARNS_NOTHING = 0.95  # share of the loss of guessing
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedLanguageModel(Objective):
-    """Predict the original token at the masked positions.
-
-    Attributes:
-      generator_weight: multiplies the mean loss.
-    """
+class MaskedLanguageModel(base.Objective):
+    """Predict the original token at the masked positions."""
 
     model: ElectraConfig
     masking: MaskingConfig
-    generator_weight: Schedule = 1.0
+    mlm_weight: Schedule = 1.0  # multiplies the mean loss
 
     metrics: ClassVar[dict[str, Metric]] = {
         "loss": Metric("loss", better="lower", console="loss", figure=None),
-        "mlm_loss": Metric(
-            "MLM loss",
-            "nats",
-            better="lower",
-            console="mlm",
-            figure="Masked language modeling loss",
-            tile="{:.3f}",
-            jumps=True,
+        "mlm_loss": loss_metric(
+            "MLM loss", console="mlm", figure="Masked language modeling loss", tile="{:.3f}"
         ),
-        "mlm_accuracy": Metric(
-            "MLM accuracy", better="higher", console="mlm acc", figure="Accuracy", tile="{:.1%}"
+        "mlm_accuracy": score_metric(
+            "MLM accuracy", console="mlm acc", figure="Accuracy", tile="{:.1%}"
         ),
     }
 
@@ -63,11 +52,17 @@ class MaskedLanguageModel(Objective):
         """Those of `metrics` that this one measures."""
         return self.metrics
 
-    def symptoms(self, logged: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, str]]:
+    def symptoms(self, logged: base.Logged) -> base.Symptoms:
         """Whether the network that predicts words is no better than one that knows nothing."""
         losses = [row["eval/mlm_loss"] for row in logged if "eval/mlm_loss" in row]
         if losses and self.trains_generator:
-            yield "guessing", guessing(losses[-1], self.masking.vocab_size)
+            loss, chance = losses[-1], math.log(self.masking.vocab_size)
+            sentence = (
+                f"the generator predicts tokens no better than by guessing (loss {loss:.2f}; "
+                f"guessing has {chance:.2f}): it learns nothing. Are config.loss.generator_weight "
+                "and config.optimizer.learning_rate as they should be?"
+            )
+            yield "guessing", sentence if loss > LEARNS_NOTHING * chance else ""
 
     @property
     def trains_generator(self) -> bool:
@@ -75,29 +70,26 @@ class MaskedLanguageModel(Objective):
         return True
 
     @classmethod
-    def from_config(
-        cls,
-        config: Config,
-        tokenizer: Vocabulary,
-        token_counts: Int[np.ndarray, "V"] | None = None,
-    ) -> "MaskedLanguageModel":
-        """See `Objective.from_config`."""
+    def arguments(
+        cls, config: Config, tokenizer: Vocabulary, token_counts: TokenCounts
+    ) -> dict[str, Any]:
+        """Fields of the objective that `config` describes; UserError where settings clash."""
         networks.require_full_size(config, "objective")
         require_weight(config, "loss.generator_weight")
-        return cls(
-            model=ElectraConfig(None, networks.encoder(config.model, tokenizer.vocab_size)),
-            masking=MaskingConfig.from_config(config.masking, tokenizer),
-            generator_weight=schedules.from_config(config, "loss.generator_weight"),
-        )
+        return {
+            "model": ElectraConfig(None, networks.encoder(config.model, tokenizer.vocab_size)),
+            "masking": MaskingConfig.from_config(config, tokenizer),
+            "mlm_weight": schedules.from_config(config, "loss.generator_weight"),
+        }
 
     @property
     def dtype(self) -> DTypeLike:
         """Of the computation."""
         return self.model.main.dtype
 
-    def loss_weights(self, step: Step) -> dict[str, float | Float[Array, ""]]:
-        """Weight of each mean loss in the total at `step`."""
-        return {"mlm_loss": at(self.generator_weight, step)}
+    def loss_weights(self, step: Step) -> dict[str, Scalar]:
+        """That of the one term."""
+        return {"mlm_loss": at(self.mlm_weight, step)}
 
     @property
     def generator_passes(self) -> int:
@@ -118,7 +110,7 @@ class MaskedLanguageModel(Objective):
         keys = masking.row_keys(key, batch["row"])
         return masking.mask_tokens(self.masking, batch["input_ids"], is_real(batch), keys)
 
-    def totals(self, batch: Batch, masked: Masked) -> dict[str, Float[Array, ""]]:
+    def denominators(self, batch: Batch, masked: Masked) -> dict[str, Float[Array, ""]]:
         """Number of predictions."""
         return {"mlm_loss": masked.weights.sum()}
 
@@ -147,15 +139,3 @@ def mlm_sums(logits: Float[Array, "B P Vpad"], masked: Masked) -> Sums:
         "mlm_loss": pair(nll, masked.weights),
         "mlm_accuracy": pair(is_best, masked.weights),
     }
-
-
-def guessing(loss: float, vocab_size: int) -> str:
-    """A sentence where a loss is about that of giving all tokens the same probability."""
-    of_guessing = math.log(vocab_size)
-    if loss <= LEARNS_NOTHING * of_guessing:
-        return ""
-    return (
-        f"the generator predicts tokens no better than by guessing (loss {loss:.2f}; guessing has "
-        f"{of_guessing:.2f}): it learns nothing. Are config.loss.generator_weight and "
-        "config.optimizer.learning_rate as they should be?"
-    )

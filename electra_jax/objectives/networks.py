@@ -1,25 +1,15 @@
-"""The sizes of an objective's networks, from the sections `model` and `generator`.
-
-Whatever follows from other settings, such as the generator's heads, is worked out here.
-"""
+"""The sizes of an objective's networks: UserError where the settings allow none."""
 
 import dataclasses
 
 from electra_jax.errors import UserError
 from electra_jax.modeling.encoders import encoder_config
 from electra_jax.modeling.encoders.base import EncoderConfig, compute_dtype, num_heads
-from electra_jax.settings import Config, field
+from electra_jax.settings import Config, field, not_allowed
 
 
 def encoder(model: Config, vocab_size: int) -> EncoderConfig:
-    """The encoder that is kept after pre-training.
-
-    Args:
-      model: the section `model`.
-
-    Raises:
-      UserError: the heads do not divide the width.
-    """
+    """The encoder that is kept after pre-training, by the section `model`."""
     heads = num_heads(model.hidden_size) if model.num_heads is None else model.num_heads
     if model.hidden_size % heads:
         raise UserError(
@@ -36,11 +26,7 @@ def encoder(model: Config, vocab_size: int) -> EncoderConfig:
 
 
 def generator(config: Config, discriminator: EncoderConfig) -> EncoderConfig:
-    """The encoder of a generator beside `discriminator`, narrower and perhaps flatter (spec 2.1).
-
-    Raises:
-      UserError: there is no such encoder; names the fields.
-    """
+    """The encoder of a generator: narrower than `discriminator`, perhaps flatter (spec 2.1)."""
     sizes = config.generator
     if sizes.sharing == "all":
         require_full_size(config, "generator.sharing")
@@ -48,16 +34,10 @@ def generator(config: Config, discriminator: EncoderConfig) -> EncoderConfig:
     width = round(discriminator.hidden_size * sizes.width)
     num_layers = round(discriminator.num_layers * sizes.depth)
     if width < 1 or width % num_heads(width):
-        raise UserError(
-            f"config.generator.width is {sizes.width}, which leaves {width} of config.model."
-            f"hidden_size = {discriminator.hidden_size}; allowed: sizes that one attention head "
-            "for every 64 divides, such as multiples of 64"
-        )
+        allowed = f"what one head for every 64 divides, not {width},"
+        raise not_allowed(config, "generator.width", allowed, "model.hidden_size")
     if num_layers < 1:
-        raise UserError(
-            f"config.generator.depth is {sizes.depth}, which leaves none of config.model."
-            f"num_layers = {discriminator.num_layers}; allowed: at least 1 layer"
-        )
+        raise not_allowed(config, "generator.depth", "what leaves a layer", "model.num_layers")
     return dataclasses.replace(
         discriminator,
         embedding_size=width if sizes.sharing == "none" else discriminator.embedding_size,

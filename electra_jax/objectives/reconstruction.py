@@ -19,21 +19,15 @@ from electra_jax.objectives import masking
 from electra_jax.objectives.base import Batch, Inputs, Sums, context, is_real, pair
 from electra_jax.objectives.corruption import REPLACED, CorruptedText
 from electra_jax.objectives.masking import Masked
-from electra_jax.objectives.metrics import Metric
+from electra_jax.objectives.metrics import Metric, loss_metric, score_metric
 from electra_jax.objectives.mlm import mlm_sums
 
 RECONSTRUCTION = {
-    "reconstruction_loss": Metric(
-        "reconstruction loss",
-        "nats",
-        better="lower",
-        console="reconstruction",
-        tile="{:.3f}",
-        jumps=True,
+    "reconstruction_loss": loss_metric(
+        "reconstruction loss", console="reconstruction", tile="{:.3f}"
     ),
-    "reconstruction_accuracy": Metric(
+    "reconstruction_accuracy": score_metric(
         "reconstruction accuracy",
-        better="higher",
         console="reconstruction acc",
         figure="Reconstruction",
         tile="{:.1%}",
@@ -54,11 +48,7 @@ class ReplaceMLM(CorruptedText):
         return masking.is_selected(masked, batch["input_ids"].shape[1])
 
     def discriminator_sums(
-        self,
-        model: Electra,
-        corrupted_ids: Int[Array, "B L"],
-        inputs: Inputs,
-        key: PRNGKey | None,
+        self, model: Electra, corrupted_ids: Int[Array, "B L"], inputs: Inputs, key: PRNGKey | None
     ) -> Sums:
         """Loss and accuracy over the predicted positions."""
         batch, masked = inputs.batch, inputs.masked
@@ -72,10 +62,10 @@ class ReplaceMLM(CorruptedText):
             "replaced_fraction": replaced(self.loss_mask(batch, masked), batch, corrupted_ids),
         }
 
-    def totals(self, batch: Batch, masked: Masked) -> dict[str, Float[Array, ""]]:
+    def denominators(self, batch: Batch, masked: Masked) -> dict[str, Float[Array, ""]]:
         """Number of predictions; repeated draws count twice, as in the generator's loss."""
-        totals = super().totals(batch, masked)
-        return totals | {self.discriminator_term: totals["mlm_loss"]}
+        found = super().denominators(batch, masked)
+        return found | {self.discriminator_term: found["mlm_loss"]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,11 +86,7 @@ class AllTokensMLM(CorruptedText):
         return is_real(batch)
 
     def discriminator_sums(
-        self,
-        model: Electra,
-        corrupted_ids: Int[Array, "B L"],
-        inputs: Inputs,
-        key: PRNGKey | None,
+        self, model: Electra, corrupted_ids: Int[Array, "B L"], inputs: Inputs, key: PRNGKey | None
     ) -> Sums:
         """Loss and accuracy over all real tokens.
 
@@ -142,14 +128,14 @@ def copy_sums(
     p(w) = c [w = shown] + (1 - c) softmax(logits)(w),    c = sigmoid(gate_logit)
     """
     log_copy, log_word = jax.nn.log_sigmoid(gate_logits), jax.nn.log_sigmoid(-gate_logits)
-    normaliser = jax.nn.logsumexp(logits, axis=-1)
+    normalizer = jax.nn.logsumexp(logits, axis=-1)
 
     def log_softmax(ids: Int[Array, "B C"]) -> Float[Array, "B C"]:
-        return jnp.take_along_axis(logits, ids[..., None], axis=-1)[..., 0] - normaliser
+        return jnp.take_along_axis(logits, ids[..., None], axis=-1)[..., 0] - normalizer
 
     shown = jnp.logaddexp(log_copy, log_word + log_softmax(shown_ids))
     log_label = jnp.where(labels == shown_ids, shown, log_word + log_softmax(labels))
-    best = jnp.maximum(shown, log_word + logits.max(axis=-1) - normaliser)
+    best = jnp.maximum(shown, log_word + logits.max(axis=-1) - normalizer)
     weights = loss_mask.astype(jnp.float32)
     return {
         "reconstruction_loss": pair(-log_label, weights),

@@ -14,16 +14,9 @@ KINDS = (
     "collective-broadcast",
 )
 
-
 BEGINNING = re.compile(r"(?:ENTRY )?%?([\w.-]+) \(.*\{$")
-
-
 INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*?)\)(.*)")
-
-
 SHAPE = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
-
-
 CALLED = re.compile(r"\b(?:calls|to_apply|body|condition)=%?([\w.-]+)")
 
 
@@ -34,9 +27,6 @@ def collectives(hlo: str) -> dict[str, dict[str, int]]:
     loop, a counter from 0 that is compared with a constant. A collective that the compiler has
     taken apart, to go on beside other work, is one: its parts have one `chain_id`.
     Bytes are those of what goes in; of an all-gather, of what comes out.
-
-    Args:
-      hlo: text of the optimised module.
     """
     sizes, constants, caller, found = {}, defaultdict(list), {}, {}
     computation = ""
@@ -58,8 +48,7 @@ def collectives(hlo: str) -> dict[str, dict[str, int]]:
                 if kind == "all-gather":  # one that is only begun repeats its operands
                     given = sizes[name] - given * operation.endswith("-start")
                 chain = re.search(r'chain_id="\d+"', attributes)
-                key = chain[0] if chain else name
-                found.setdefault(key, (kind, given, computation))
+                found.setdefault(chain[0] if chain else name, (kind, given, computation))
 
     def times(computation: str) -> int:
         if computation not in caller:

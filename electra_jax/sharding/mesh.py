@@ -19,22 +19,15 @@ from electra_jax.modeling.params import Params
 from electra_jax.objectives.base import Batch
 
 P = PartitionSpec
-
-
 ROWS = ("data", "fsdp")  # mesh axes that split the batch
-
-
 BATCH = P(ROWS)
 
 
 def make_mesh(parallel: ConfigDict, devices: list[jax.Device] | None = None) -> Mesh:
     """The `(data, fsdp, tensor)` mesh; -1 for `data` takes all devices that are left.
 
-    Neighbours in the mesh are neighbours in the TPU's network. Where there are several slices,
-    `data` alone goes across them.
-
-    Raises:
-      UserError: the slices do not divide `data`.
+    Neighbors in the mesh are neighbors in the TPU's network. Where there are several slices, `data`
+    alone goes across them: UserError where they do not divide it.
     """
     devices = devices or jax.devices()
     fsdp, tensor = parallel.fsdp, parallel.tensor
@@ -46,12 +39,10 @@ def make_mesh(parallel: ConfigDict, devices: list[jax.Device] | None = None) -> 
         raise UserError(
             f"config.parallel.data is {data}; allowed: a multiple of the number of slices, {slices}"
         )
-    if slices == 1:
-        place = mesh_utils.create_device_mesh
-    else:
-        place = functools.partial(
-            mesh_utils.create_hybrid_device_mesh, dcn_mesh_shape=(slices, 1, 1)
-        )
+    place = mesh_utils.create_device_mesh
+    if slices > 1:
+        across = (slices, 1, 1)
+        place = functools.partial(mesh_utils.create_hybrid_device_mesh, dcn_mesh_shape=across)
     placed = place((data // slices, fsdp, tensor), devices=devices, allow_split_physical_axes=True)
     return Mesh(placed, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
 
@@ -64,14 +55,7 @@ def everywhere(mesh: Mesh, params: Params) -> Params:
 def check_topology(
     parallel: ConfigDict, batch_size: int, num_microbatches: int, num_devices: int
 ) -> None:
-    """Checks that mesh, batch and devices fit each other.
-
-    Args:
-      parallel: the section of this name.
-
-    Raises:
-      UserError: they do not; names the fields.
-    """
+    """Raises UserError where mesh, api, batch and devices do not fit each other."""
     fixed = parallel.fsdp * parallel.tensor
     wanted = fixed * (1 if parallel.data == -1 else parallel.data)
     if num_devices % fixed or (parallel.data != -1 and wanted != num_devices):
@@ -87,8 +71,8 @@ def check_topology(
         )
     if parallel.api == "pmap" and parallel.shard_optimizer:
         raise UserError(
-            "config.parallel.shard_optimizer is True, but config.parallel.api = 'pmap' keeps whole "
-            "moments on every device; allowed: False, or config.parallel.api = 'jit'"
+            "config.parallel.shard_optimizer is True; allowed: False with config.parallel.api = "
+            "'pmap', which keeps whole moments on every device"
         )
     splits = num_devices // parallel.tensor
     if batch_size % (splits * num_microbatches):
@@ -104,10 +88,7 @@ def share_of_rows(sharding: NamedSharding) -> tuple[int, int]:
 
     On a TPU the rows of a process lie apart in the batch, as its chips do in the network. Nothing
     depends on the order of rows, so each process has its part as if they lay together. Processes
-    that `tensor` goes across hold the same rows.
-
-    Raises:
-      UserError: processes hold some rows together and others alone.
+    that `tensor` goes across hold the same rows: all of them, or else UserError is raised.
     """
     num_rows = sharding.mesh.size  # of a batch that every mesh divides
     held = collections.defaultdict(set)
@@ -123,11 +104,9 @@ def share_of_rows(sharding: NamedSharding) -> tuple[int, int]:
 
 
 def place(batch: dict[str, np.ndarray], sharding: NamedSharding, per_device: bool) -> Batch:
-    """Put this host's rows on its devices.
+    """Put this host's rows on its devices, which `sharding` splits the first axis over.
 
-    Args:
-      sharding: splits the first axis.
-      per_device: lead with an axis of devices, [devices, B / devices, ...], as `jax.pmap` wants.
+    `per_device` leads with an axis of devices, [devices, B / devices, ...], as `jax.pmap` wants.
     """
     if per_device:
         local = len(sharding.addressable_devices)

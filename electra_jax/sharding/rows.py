@@ -43,10 +43,7 @@ def gathered(sums: SumsOf, dtype: DTypeLike, stored: Params, scattered: Params) 
     and exchanges them in every layer. Every device's rows draw a dropout of their own.
 
     Args:
-      sums: of whole parameters and the rows of one device.
-      dtype: of the computation.
-      stored: a `NamedSharding` for each parameter.
-      scattered: likewise, for its gradient.
+      stored, scattered: a `NamedSharding` for each parameter, and for its gradient.
     """
     mesh = jax.tree.leaves(stored)[0].mesh
     stored_specs, scattered_specs = (

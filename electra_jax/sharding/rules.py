@@ -14,8 +14,7 @@ def partition_spec(
 ) -> PartitionSpec:
     """How a parameter, or what has its shape, is split. Axes that do not divide stay whole.
 
-    Args:
-      over_data: split the largest axis that is still whole over `data`.
+    `over_data` also splits the largest axis that is still whole over `data`.
     """
     axes = [RULES.get(name) for name in info.axes]
     axes = [
@@ -25,11 +24,11 @@ def partition_spec(
     if over_data:
         whole = [
             i
-            for i, (axis, size) in enumerate(zip(axes, shape, strict=True))
-            if (axis is None or mesh.shape[axis] == 1) and size % mesh.shape["data"] == 0
+            for i, axis in enumerate(axes)
+            if (axis is None or mesh.shape[axis] == 1) and shape[i] % mesh.shape["data"] == 0
         ]
         if whole:
-            axes[max(whole, key=lambda i: shape[i])] = "data"
+            axes[max(whole, key=shape.__getitem__)] = "data"
     return P(*axes)
 
 

@@ -20,25 +20,18 @@ TPU = {
     "TPU_ACCELERATOR_TYPE": "v4-8",  # any: only keeps libtpu from warning that it knows none
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
-
-
 # libtpu 0.0.42 overflows the stacks of its threads, of 64 KiB, when it compiles ELECTRA-Small.
 LIBTPU_FLAGS = "--fibers_default_thread_stack_size=1048576"
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Attributes:
-    axes: of its network.
-    memory: GiB that programs may use on one device, as libtpu 0.0.42 says when they are too large.
-    bandwidth: of this memory in bytes/s, as published.
-    devices: cores that JAX sees as devices of their own.
-    """
+    """What is published, or told by libtpu 0.0.42, of a kind of TPU."""
 
-    axes: int
-    memory: float
-    bandwidth: float
-    devices: int = 1
+    axes: int  # of its network
+    memory: float  # GiB that programs may use on one device
+    bandwidth: float  # of this memory in bytes/s
+    devices: int = 1  # cores that JAX sees as devices of their own
 
 
 CHIPS = {
@@ -84,11 +77,7 @@ def find_devices(topology: str | None, num_slices: int) -> tuple[Chip, list[jax.
 
 
 def compile_step(program: Program, batch: Batch) -> jax.stages.Compiled:
-    """The training step, compiled for batches of these shapes.
-
-    Raises:
-      DoesNotFitError: the compiler ran out of the device's memory.
-    """
+    """The training step for batches of these shapes; DoesNotFitError where memory ran out."""
     try:
         return program.train_step.lower(program.abstract_state, batch).compile()
     except jax.errors.JaxRuntimeError as error:

@@ -32,11 +32,7 @@ SYSTEM_ERROR = re.compile(r"os_error_code='(\d+)'")
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """What a checkpoint holds.
-
-    Attributes:
-      progress: what was saved with the state, plain JSON.
-    """
+    """What a checkpoint holds; `progress` is what was saved with the state, plain JSON."""
 
     step: int
     state: TrainState
@@ -47,11 +43,9 @@ class Checkpoints:
     """The checkpoints of one run. Leaving the `with` block waits for what is being saved.
 
     Args:
-      directory: made when missing.
       store_hash: of the token store; a checkpoint made with another one is refused.
       keep: number of newest checkpoints that stay.
-      score: of the metrics that are saved with a checkpoint: the one with the highest stays as
-        well.
+      score: of the metrics that are saved with a checkpoint: the one with the highest stays, too.
     """
 
     def __init__(
@@ -95,8 +89,7 @@ class Checkpoints:
           progress: comes back with the state; plain JSON.
 
         Raises:
-          OSError: the disk is full or the like, now or while the checkpoint before was written.
-            Older checkpoints are as they were.
+          OSError: the disk is full or the like, now or at the checkpoint before. Others are whole.
         """
         if step == self.latest_step():
             return
@@ -125,7 +118,6 @@ class Checkpoints:
 
         Args:
           abstract_state: shapes, dtypes and shardings of what is returned.
-          log: receives a line about every checkpoint that cannot be read.
 
         Raises:
           UserError: a checkpoint was trained on another token store, or none can be read.
@@ -193,12 +185,8 @@ class Checkpoints:
 def restore_params(directory: Path, step: int | None = None) -> tuple[int, Params]:
     """Parameters alone, on the host: the optimizer's moments are neither read nor held.
 
-    Args:
-      directory: of the checkpoints of a run.
-      step: that of a checkpoint, or None for the newest.
-
     Returns:
-      The step, and float32 NumPy arrays in the layout of the model.
+      The step, by default the newest, and float32 NumPy arrays in the layout of the model.
 
     Raises:
       UserError: there is no such checkpoint, or it cannot be read.

@@ -26,16 +26,11 @@ IsStopped = Callable[[], bool]
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """What is trained on.
+    """What is trained on."""
 
-    Attributes:
-      tokenizer: that made it.
-      hash: a checkpoint that was trained on data with another hash is refused.
-      batches: (first step, (i, n)) to the batches from then on, the i-th of n parts of each.
-    """
-
-    tokenizer: Tokenizer
-    hash: str
+    tokenizer: Tokenizer  # that made it
+    hash: str  # a checkpoint that was trained on data with another hash is refused
+    # (first step, (i, n)) to the batches from then on, the i-th of n parts of each
     batches: Callable[[int, tuple[int, int]], Iterator[dict[str, np.ndarray]]]
 
 
@@ -46,15 +41,13 @@ class Evaluator:
     Attributes:
       run: (parameters, whether to stop early) to metrics whose names start with `eval/`, or None
         when it has stopped early.
-      metrics: those of training and evaluation, without the prefix `train/` or `eval/`.
-      keep_best: name of a metric whose best checkpoint stays, such as `eval/rtd_auc`, or "".
       patience: evaluations without a better `keep_best`, after which training ends; 0: none.
       show: parameters to held-out texts with what the networks make of them, see `gallery`.
     """
 
     run: Callable[[Params, IsStopped], dict[str, float] | None]
-    metrics: Mapping[str, Metric]
-    keep_best: str = ""
+    metrics: Mapping[str, Metric]  # without the prefix `train/` or `eval/`
+    keep_best: str = ""  # metric whose best checkpoint stays, such as `eval/rtd_auc`
     patience: int = 0
     show: Callable[[Params], list[list[Token]]] = lambda params: []
 
@@ -76,29 +69,18 @@ class Evaluator:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What the loop is to do.
-
-    Attributes:
-      objective: what is minimized.
-      program: `objective` and how it is minimized, compiled for the devices.
-      num_steps: the length of the run.
-      initial: parameters to start with, by path, in place of random ones.
-      facts: for the log and the report, beside those of the machine.
-      flops_per_token: operations for one token of one training step.
-      learned_from: step from which on the networks should have learned something.
-      check: refuses a run directory that does not go with the configuration, see `workdir.check`.
-    """
+    """What the loop is to do."""
 
     objective: Objective
     program: Program
     num_steps: int
     data: Data
     evaluator: Evaluator
-    initial: dict[str, np.ndarray]
-    facts: Facts
+    initial: dict[str, np.ndarray]  # parameters to start with, by path, in place of random ones
+    facts: Facts  # for the log and the report, beside those of the machine
     flops_per_token: float
-    check: Callable[[ConfigDict, Path], list[str]]
-    learned_from: int = 0
+    check: Callable[[ConfigDict, Path], list[str]]  # refuses other directories, `workdir.check`
+    learned_from: int = 0  # step from which on the networks should have learned something
 
     @property
     def peak_tokens_per_second(self) -> float | None:
@@ -126,8 +108,8 @@ def describe(config: ConfigDict, job: Job, params: Params) -> Facts:
             "family": tokenizer.family,
             "tokens": f"{tokenizer.vocab_size:,}",
             "hash": tokenizer.hash[:12],
-        }
-        | {name: str(value) for name, value in tokenizer.settings.items()},
+            **{name: str(value) for name, value in tokenizer.settings.items()},
+        },
         "parameters": {"total": count(params)} | {part: count(params[part]) for part in params},
         "versions": {"python": platform.python_version()}
         | {name: importlib.metadata.version(name) for name in ("jax", "flax", "optax")},

@@ -24,17 +24,11 @@ from electra_jax.training.step import TrainState
 
 @dataclasses.dataclass
 class Place:
-    """Where a run is; a checkpoint holds it beside the state.
+    """Where a run is; a checkpoint holds it beside the state."""
 
-    Attributes:
-      step: the number of updates done.
-      scores: of the evaluations so far, where they may end the training; see `Evaluator.score`.
-      is_evaluation_due: whether the run was told to stop before the evaluation of `step` was done.
-    """
-
-    step: int
-    scores: list[float]
-    is_evaluation_due: bool
+    step: int  # the number of updates done
+    scores: list[float]  # of the evaluations, where they may end the training
+    is_evaluation_due: bool  # it was told to stop before the evaluation of `step` was done
 
     @classmethod
     def of(cls, found: Restored) -> "Place":
@@ -44,8 +38,11 @@ class Place:
 
     def to_save(self, recorder: Recorder) -> dict:
         """What a checkpoint holds beside the state: plain JSON."""
-        own = {"is_evaluation_due": self.is_evaluation_due, "history": self.scores}
-        return own | {"progress": recorder.window.to_save()}
+        return {
+            "is_evaluation_due": self.is_evaluation_due,
+            "history": self.scores,
+            "progress": recorder.window.to_save(),
+        }
 
     def is_end(self, job: Job) -> bool:
         """Whether nothing is left to train or to evaluate."""
@@ -54,10 +51,7 @@ class Place:
 
 
 def run(config: ConfigDict, workdir: Path, job: Job, interruption: Interruption) -> TrainState:
-    """Train as `job` says, from the newest checkpoint in `workdir` if there is one.
-
-    Returns:
-      The final state.
+    """Train as `job` says, from the newest checkpoint in `workdir` if there is one, to the end.
 
     Raises:
       UserError: the configuration does not fit what `workdir` holds. In this case nothing has been

@@ -19,25 +19,19 @@ from electra_jax.modeling.params import ParamInfo, Params, path_name
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """Attributes:
-    learning_rate: before warm-up and decay are applied.
-    num_steps: where the linear decay reaches zero.
-    max_grad_norm: gradients are scaled down to this global norm; 0 leaves them alone.
-    layerwise_decay: the rate of each layer is that of the one above times this; the head has 1.
-    layerwise_mode: `fixed`, or `faithful` to the original, which skips a level under the head.
-    """
+    """Rate, schedule and update rule."""
 
-    learning_rate: float
+    learning_rate: float  # before warm-up and decay are applied
     warmup_steps: int
-    num_steps: int
+    num_steps: int  # where the decay reaches zero
     decay_power: float = 1.0
     b1: float = 0.9
     b2: float = 0.999
     epsilon: float = 1e-6
     weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
-    layerwise_decay: float = 1.0
-    layerwise_mode: str = "fixed"
+    max_grad_norm: float = 1.0  # gradients are scaled down to this global norm; 0: they are not
+    layerwise_decay: float = 1.0  # a layer's rate is this times that of the one above; the head's 1
+    layerwise_mode: str = "fixed"  # `faithful`: as the original, which skips a level under the head
 
 
 def learning_rate(
@@ -45,8 +39,7 @@ def learning_rate(
 ) -> Float[Array, ""]:
     """Warm-up times decay, both active from step 0, so the very first update has rate 0.
 
-    Args:
-      switch_step: where the second of two stages begins, and both of them anew; 0: there is one.
+    Both begin anew at `switch_step`, where that is not 0.
     """
     num_steps = config.num_steps
     if switch_step:
@@ -62,9 +55,6 @@ def only_trained(tree: Params, is_trained: Callable[[str], bool | Bool[Array, ""
     """`tree`, gradients or updates, with zeros for the parameters that are frozen.
 
     Zeros for gradients keep the moments at zero; zeros for updates switch the decay off, too.
-
-    Args:
-      is_trained: of a parameter's path; an array where that depends on the step.
     """
 
     def keep(path: tuple, x: Array) -> Array:
@@ -79,11 +69,6 @@ class AdamState(NamedTuple):
 
     mu: Params
     nu: Params
-
-
-def adam_state(opt_state: optax.OptState) -> AdamState:
-    """The one part of an optimizer's state that is as large as the parameters."""
-    return next(part for part in opt_state if isinstance(part, AdamState))
 
 
 def scale_by_biased_adam(b1: float, b2: float, epsilon: float) -> optax.GradientTransformation:
@@ -105,48 +90,36 @@ def scale_by_biased_adam(b1: float, b2: float, epsilon: float) -> optax.Gradient
     return optax.GradientTransformation(init, update)
 
 
-def depth_factors(decay: float, mode: str, num_layers: int) -> dict[str, np.ndarray | float]:
-    """What multiplies the rate of a fine-tuned network's parameters, by their depth (spec 4.3).
+def scale_by_depth(decay: float, mode: str, infos: Params) -> optax.GradientTransformation:
+    """Multiplies updates, decay of the weights among them, by their depth (spec 4.3).
 
     The head has 1; from the top layer to the embeddings each has `decay` times what the one above
     has. In `faithful` mode the original's gap of one level is between the head and the top layer.
-
-    Returns:
-      One factor, or for `layers` one for each, the lowest layer first.
     """
-    top = num_layers + (2 if mode == "faithful" else 1)
-    layers = decay ** (top - 1.0 - np.arange(num_layers, dtype=np.float32))
-    return {"output": 1.0, "layers": layers, "input": decay**top}
-
-
-def scale_by_depth(decay: float, mode: str, infos: Params) -> optax.GradientTransformation:
-    """Multiplies updates by `depth_factors`; decay of the weights among them."""
 
     def scale(updates: Params, params: Params | None) -> Params:
+        pairs = zip(jax.tree.leaves(infos), jax.tree.leaves(updates), strict=True)
+        num_layers = next(len(x) for info, x in pairs if info.depth == "layers")
+        top = num_layers + (2 if mode == "faithful" else 1)
+        by_layer = decay ** (top - 1.0 - np.arange(num_layers, dtype=np.float32))
+        factors = {"output": 1.0, "layers": by_layer, "input": decay**top}
+
         def scaled(info: ParamInfo, x: Array) -> Array:
             factor = np.asarray(factors[info.depth])
             return x * factor.reshape(*factor.shape, *(1,) * (x.ndim - factor.ndim))
 
-        pairs = zip(jax.tree.leaves(infos), jax.tree.leaves(updates), strict=True)
-        num_layers = next(len(x) for info, x in pairs if info.depth == "layers")
-        factors = depth_factors(decay, mode, num_layers)
         return jax.tree.map(scaled, infos, updates)
 
     return optax.stateless(scale)
 
 
 def make_optimizer(config: OptimizerConfig, infos: Params) -> optax.GradientTransformation:
-    """Everything but the learning rate: clip, Adam, decay, factors of layers.
-
-    Args:
-      infos: what the parameters say of themselves, see `Objective.param_infos`.
-    """
+    """Everything but the learning rate: clip, Adam, decay, factors of layers."""
     by_depth = config.layerwise_decay != 1
+    limit = config.max_grad_norm
     decays = jax.tree.map(lambda info: info.decays, infos)
     return optax.chain(
-        optax.clip_by_global_norm(config.max_grad_norm)
-        if config.max_grad_norm
-        else optax.identity(),
+        optax.clip_by_global_norm(limit) if limit else optax.identity(),
         scale_by_biased_adam(config.b1, config.b2, config.epsilon),
         optax.add_decayed_weights(config.weight_decay, mask=decays),
         *([scale_by_depth(config.layerwise_decay, config.layerwise_mode, infos)] * by_depth),

@@ -1,7 +1,6 @@
 """Outputs of rows through a compiled network, in order and with flat memory."""
 
 import collections
-import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -16,40 +15,31 @@ from electra_jax.objectives.base import Batch
 from electra_jax.sharding.mesh import BATCH, P, place, share_of_rows
 
 
-@dataclasses.dataclass(frozen=True)
 class Predict:
-    """A compiled function: (parameters, this process's rows) to what comes out, everywhere.
+    """`outputs`, compiled for `mesh`: (parameters, this process's rows) to what comes out.
 
-    Rows come back in any order; `row` among the outputs says which is which.
+    Rows come back in any order, everywhere; `row` among the outputs says which is which.
     """
 
-    compiled: Callable[[Params, Batch], dict[str, Array]]
-    sharding: NamedSharding  # of the rows
+    def __init__(
+        self,
+        mesh: Mesh,
+        outputs: Callable[[Params, Batch], dict[str, Array]],
+        compiler_options: dict[str, int] | None = None,
+    ):
+        self.rows, everywhere = NamedSharding(mesh, BATCH), NamedSharding(mesh, P())
+        self.share = share_of_rows(self.rows)  # which rows of a batch are this process's
 
-    @property
-    def share(self) -> tuple[int, int]:
-        """Which rows of a batch are this process's, see `Program.share`."""
-        return share_of_rows(self.sharding)
+        def with_rows(params: Params, batch: Batch) -> dict[str, Array]:
+            return outputs(params, batch) | {"row": batch["row"]}
+
+        self.compiled = jax.jit(
+            with_rows, out_shardings=everywhere, compiler_options=compiler_options
+        )
 
     def __call__(self, params: Params, batch: dict[str, np.ndarray]) -> dict[str, Array]:
         """Places the rows, and starts to compute."""
-        return self.compiled(params, place(batch, self.sharding, per_device=False))
-
-
-def make_predict(
-    mesh: Mesh,
-    outputs: Callable[[Params, Batch], dict[str, Array]],
-    compiler_options: dict[str, int] | None = None,
-) -> Predict:
-    """Compiles `outputs`, a function of parameters and a batch, for `mesh`."""
-
-    def with_rows(params: Params, batch: Batch) -> dict[str, Array]:
-        return outputs(params, batch) | {"row": batch["row"]}
-
-    compiled = jax.jit(
-        with_rows, out_shardings=NamedSharding(mesh, P()), compiler_options=compiler_options
-    )
-    return Predict(compiled, NamedSharding(mesh, BATCH))
+        return self.compiled(params, place(batch, self.rows, per_device=False))
 
 
 def predict_rows(
@@ -59,12 +49,7 @@ def predict_rows(
     batch_size: int,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Arrays | None:
-    """The outputs for all rows, in order; None where `is_stopped` has said so.
-
-    Args:
-      rows: at least one.
-      is_stopped: is asked before every batch.
-    """
+    """The outputs for all rows, in order; None where `is_stopped`, asked for a batch, says so."""
     part, parts = predict.share
     found, running = [], collections.deque()
     for batch in loader.eval_batches(

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
-import optax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jaxtyping import Array
 from ml_collections import ConfigDict
 
-from electra_jax.modeling.params import Params, path_name
+from electra_jax.modeling.params import path_name
 from electra_jax.objectives import Objective
 from electra_jax.objectives.base import Batch, Sums
 from electra_jax.sharding.mesh import BATCH, ROWS, P, place, share_of_rows
@@ -22,19 +21,15 @@ from electra_jax.training.step import TrainState, eval_step, init_state, train_s
 
 
 @dataclasses.dataclass(frozen=True)
-class Seeded:
+class SeededFunction:
     """A compiled function whose last argument is a seed, together with that seed.
 
     As a constant in it, each seed would need a compilation of its own.
-
-    Attributes:
-      seed: uint32, [], or [T] for T trials at once.
-      sharding: puts the seed on every device.
     """
 
     compiled: Callable
-    seed: np.ndarray
-    sharding: NamedSharding
+    seed: np.ndarray  # uint32, [], or [T] for T trials at once
+    sharding: NamedSharding  # puts the seed on every device
 
     @functools.cached_property
     def placed(self) -> Array:
@@ -66,11 +61,11 @@ class Program:
     """
 
     abstract_state: TrainState
-    init: Seeded
-    train_step: Seeded
+    init: SeededFunction
+    train_step: SeededFunction
+    eval_step: SeededFunction | None
     place: Callable[[dict[str, np.ndarray]], Batch]
     share: tuple[int, int]
-    eval_step: Seeded | None = None
 
     def with_seed(self, seed: int) -> "Program":
         """That of another run: what is compiled for one is compiled for both."""
@@ -92,12 +87,10 @@ def make_program(
     shard_optimizer: bool = False,
 ) -> Program:
     """Compile-ready functions for `mesh`, carried by `jax.jit` or by `jax.pmap`."""
-    init = functools.partial(init_state, objective, optimizer)
-    state = jax.eval_shape(init, np.asarray(seed, np.uint32))
+    init, seed = functools.partial(init_state, objective, optimizer), np.asarray(seed, np.uint32)
+    state, devices = jax.eval_shape(init, seed), list(mesh.devices.flat)
     if api == "pmap":  # its own mesh has one axis; any other would be compiled for once more
-        mesh = jax.make_mesh(
-            (mesh.size,), ("data",), axis_types=(AxisType.Auto,), devices=list(mesh.devices.flat)
-        )
+        mesh = jax.make_mesh((mesh.size,), ("data",), axis_types=(AxisType.Auto,), devices=devices)
         rows, everywhere = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
         layout = jax.tree.map(lambda _: everywhere, state)
         carried = {"axes": ("data",)}
@@ -107,7 +100,12 @@ def make_program(
             shardings(objective.param_infos(), state.params, mesh, over_data)
             for over_data in (False, shard_optimizer)  # sharded moments alone: ZeRO-1
         )
-        layout = TrainState(everywhere, params, optimizer_layout(state, moments, everywhere))
+        adam, rest = (
+            AdamState(moments, moments),
+            functools.partial(jax.tree.map, lambda _: everywhere),
+        )
+        parts = (adam if isinstance(x, AdamState) else rest(x) for x in state.opt_state)
+        layout = TrainState(everywhere, params, tuple(parts))
         carried = {}
         if mesh.shape["data"] * mesh.shape["fsdp"] > 1:
             carried = {"sums_of": gathered(objective.sums, objective.dtype, params, moments)}
@@ -121,50 +119,25 @@ def make_program(
     evaluate = functools.partial(eval_step, objective=objective, **carried)
     if api == "pmap":
         pmap = functools.partial(
-            jax.pmap, axis_name="data", in_axes=(None, 0, None), devices=list(mesh.devices.flat)
+            jax.pmap, axis_name="data", in_axes=(None, 0, None), devices=devices
         )
         train = pmap(train, out_axes=(None, None), donate_argnums=0)
         evaluate = pmap(evaluate, out_axes=None)
     else:
-        train = jax.jit(
-            train,
-            in_shardings=(layout, rows, everywhere),
-            out_shardings=(layout, everywhere),
-            donate_argnums=0,
-        )
+        train = _jit_train(train, layout, rows)
         evaluate = jax.jit(
-            evaluate,
-            in_shardings=(layout.params, rows, everywhere),
-            out_shardings=everywhere,
+            evaluate, in_shardings=(layout.params, rows, everywhere), out_shardings=everywhere
         )
-    seeded = functools.partial(Seeded, seed=np.asarray(seed, np.uint32), sharding=everywhere)
-    return Program(
-        abstract_state=jax.tree.map(
-            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            state,
-            layout,
-        ),
-        init=seeded(jax.jit(init, out_shardings=layout)),
-        train_step=seeded(train),
-        eval_step=seeded(evaluate),
-        place=functools.partial(place, sharding=rows, per_device=api == "pmap"),
-        share=share_of_rows(rows),
-    )
+    placed = functools.partial(place, sharding=rows, per_device=api == "pmap")
+    return _program(init, train, evaluate, seed, layout, placed, share_of_rows(rows))
 
 
 def program_of(
     config: ConfigDict, mesh: Mesh, objective: Objective, optimizer: OptimizerConfig
 ) -> Program:
     """`make_program` as a run's configuration wants it."""
-    return make_program(
-        mesh,
-        objective,
-        optimizer,
-        config.seed,
-        config.num_microbatches,
-        config.parallel.api,
-        config.parallel.shard_optimizer,
-    )
+    how = config.num_microbatches, config.parallel.api, config.parallel.shard_optimizer
+    return make_program(mesh, objective, optimizer, config.seed, *how)
 
 
 def make_trials_program(
@@ -184,41 +157,48 @@ def make_trials_program(
     step = functools.partial(
         train_step, objective=objective, optimizer=optimizer, num_microbatches=num_microbatches
     )
-    key_seeds = np.array(seeds, np.uint32)
 
     def train(state: TrainState, batch: Batch, seeds: Array) -> tuple[TrainState, Sums]:
         state, sums = jax.vmap(step)(state, batch, seeds)
         return state, jax.tree.map(lambda x: x.sum(axis=0), sums)
 
-    seeded = functools.partial(Seeded, seed=key_seeds, sharding=everywhere)
-    return Program(
-        abstract_state=jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
-            jax.eval_shape(init, key_seeds),
-        ),
-        init=seeded(jax.jit(init, out_shardings=everywhere)),
-        train_step=seeded(
-            jax.jit(
-                train,
-                in_shardings=(everywhere, rows, everywhere),
-                out_shardings=everywhere,
-                donate_argnums=0,
-            )
-        ),
-        place=functools.partial(place, sharding=rows, per_device=False),
-        share=share_of_rows(NamedSharding(mesh, BATCH)),
+    seeds = np.array(seeds, np.uint32)
+    layout = jax.tree.map(lambda _: everywhere, jax.eval_shape(init, seeds))
+    placed = functools.partial(place, sharding=rows, per_device=False)
+    share = share_of_rows(NamedSharding(mesh, BATCH))
+    return _program(init, _jit_train(train, layout, rows), None, seeds, layout, placed, share)
+
+
+def _jit_train(train: Callable, layout: TrainState, rows: NamedSharding) -> Callable:
+    return jax.jit(
+        train,
+        in_shardings=(layout, rows, layout.step),
+        out_shardings=(layout, layout.step),
+        donate_argnums=0,
     )
 
 
-def optimizer_layout(
-    state: TrainState, moments: Params, everywhere: NamedSharding
-) -> optax.OptState:
-    """The layout of the optimizer's state: `moments` for Adam's, `everywhere` for all else."""
-    is_adam = lambda x: isinstance(x, AdamState)  # noqa: E731
-    return jax.tree.map(
-        lambda x: AdamState(moments, moments) if is_adam(x) else everywhere,
-        state.opt_state,
-        is_leaf=is_adam,
+def _program(
+    init: Callable,
+    train: Callable,
+    evaluate: Callable | None,
+    seed: np.ndarray,
+    layout: TrainState,
+    place: Callable[[dict[str, np.ndarray]], Batch],
+    share: tuple[int, int],
+) -> Program:
+    seeded = functools.partial(SeededFunction, seed=seed, sharding=layout.step)
+    return Program(
+        abstract_state=jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            jax.eval_shape(init, seed),
+            layout,
+        ),
+        init=seeded(jax.jit(init, out_shardings=layout)),
+        train_step=seeded(train),
+        eval_step=evaluate and seeded(evaluate),
+        place=place,
+        share=share,
     )
 
 

@@ -59,8 +59,8 @@ class Recorder:
     """Collects what happens in a run, and tells it to people and files.
 
     All processes have one, and must tell it the same. Files are open inside the `with` block.
-    What it is told may raise FloatingPointError, which names the step: an evaluation, or the loss
-    or gradient of more steps in a row than may be skipped, is not finite.
+    Telling may raise FloatingPointError, which names the step: an evaluation is not finite, or the
+    loss or gradient of more steps in a row than may be skipped.
     """
 
     def __init__(

@@ -20,12 +20,8 @@ from electra_jax.modeling.params import Params
 from electra_jax.objectives import Objective
 from electra_jax.objectives.base import Batch, Inputs, Sums, is_real
 from electra_jax.sharding.rows import Axes, SumsOf, add_over, own_key
-from electra_jax.training.optimizer import (
-    OptimizerConfig,
-    learning_rate,
-    make_optimizer,
-    only_trained,
-)
+from electra_jax.training import optimizer as optimizers
+from electra_jax.training.optimizer import OptimizerConfig
 
 Seed = int | UInt32[Array, ""]  # the latter in what is compiled, for it to serve every seed
 
@@ -43,8 +39,8 @@ class TrainState:
 def init_state(objective: Objective, optimizer: OptimizerConfig, seed: Seed) -> TrainState:
     """Step 0 with fresh parameters."""
     params = objective.init(stream(jax.random.key(seed), "init"))
-    optimizer = make_optimizer(optimizer, objective.param_infos())
-    return TrainState(jnp.int32(0), params, optimizer.init(params))
+    transformation = optimizers.make_optimizer(optimizer, objective.param_infos())
+    return TrainState(jnp.int32(0), params, transformation.init(params))
 
 
 def stream(key: PRNGKey, name: str) -> PRNGKey:
@@ -53,11 +49,7 @@ def stream(key: PRNGKey, name: str) -> PRNGKey:
 
 
 def begin_stage(objective: Objective, state: TrainState) -> TrainState:
-    """`state`, as training goes on from it.
-
-    That is another one only where the second of two stages begins: with the parameters that the
-    objective makes of those of the first, and without moments.
-    """
+    """`state`, or where the second of two stages begins, what that begins with: no moments."""
     if not objective.switch_step:
         return state
     begins = state.step == objective.switch_step
@@ -86,8 +78,7 @@ def train_step(
       batch: `input_ids`, `segment_ids`, `position_ids`, `token_type_ids`, each int32 [B, L], and
         `row`, int32 [B], the index of each row in the global batch.
       sums_of: computes the sums, by default `objective.sums`.
-      num_microbatches: gradients are accumulated over this many parts of the batch. The result is
-        that of the whole batch.
+      num_microbatches: parts of the batch that gradients are accumulated over, to the same result.
       axes: of devices with a batch each.
 
     Returns:
@@ -103,11 +94,11 @@ def train_step(
         dropout_key=own_key(stream(key, "dropout"), axes),
         step=state.step,
     )
-    totals = add_over(objective.totals(batch, inputs.masked), axes)
+    denominators = add_over(objective.denominators(batch, inputs.masked), axes)
 
     def loss_of(sums: Sums) -> Float[Array, ""]:
         return sum(
-            weight * sums[term][0] / jnp.maximum(totals[term], 1.0)
+            weight * sums[term][0] / jnp.maximum(denominators[term], 1.0)
             for term, weight in weights.items()
         )
 
@@ -119,11 +110,11 @@ def train_step(
     grads, sums = add_over(over_parts(grads_and_sums, inputs, num_microbatches), axes)
 
     is_trained = functools.partial(objective.is_trained, step=state.step)
-    grads = only_trained(grads, is_trained)
-    transformation = make_optimizer(optimizer, objective.param_infos())
+    grads = optimizers.only_trained(grads, is_trained)
+    transformation = optimizers.make_optimizer(optimizer, objective.param_infos())
     updates, opt_state = transformation.update(grads, state.opt_state, state.params)
-    updates = only_trained(updates, is_trained)
-    rate = learning_rate(optimizer, state.step, objective.switch_step)
+    updates = optimizers.only_trained(updates, is_trained)
+    rate = optimizers.learning_rate(optimizer, state.step, objective.switch_step)
     params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
 
     alone = {
@@ -153,9 +144,8 @@ def eval_step(
     axes: Axes = (),
 ) -> Sums:
     """Metrics of a held-out batch; `sums_of` and `axes` are those of `train_step`."""
-    return add_over(
-        (sums_of or objective.sums)(params, evaluation_inputs(objective, batch, seed)), axes
-    )
+    inputs = evaluation_inputs(objective, batch, seed)
+    return add_over((sums_of or objective.sums)(params, inputs), axes)
 
 
 def evaluation_inputs(objective: Objective, batch: Batch, seed: Seed) -> Inputs:
@@ -192,6 +182,6 @@ def over_parts(function: Callable[[Inputs], PyTree], inputs: Inputs, num_parts: 
 def split_rows(x: Array, parts: int) -> Array:
     """[B, ...] to [parts, B / parts, ...], part i taking rows i, i + parts, ...
 
-    Neighbouring rows go to different parts, so each part stays spread over all devices.
+    Neighboring rows go to different parts, so each part stays spread over all devices.
     """
     return jnp.moveaxis(x.reshape(-1, parts, *x.shape[1:]), 1, 0)
