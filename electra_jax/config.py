@@ -72,8 +72,12 @@ class Numerics:
         "of activations; auto: bfloat16 on accelerators, float32 on CPU",
         one_of("auto", "float32", "bfloat16"),
     )
-    remat: str = setting("dots", "what is recomputed backward", one_of(*REMAT_POLICIES), free=True)
-    scan_unroll: int = setting(1, "layers an iteration; num_layers: no loop", COUNT, free=True)
+    remat: str = setting(
+        "dots", "what the backward pass recomputes", one_of(*REMAT_POLICIES), free=True
+    )
+    scan_unroll: int = setting(
+        1, "layers in one iteration of the loop; num_layers: no loop", COUNT, free=True
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,11 +96,15 @@ class Adam:
 class Parallel:
     """The mesh of devices, and how the step is carried there."""
 
-    api: str = setting("jit", "pmap: data parallel only", one_of("jit", "pmap"), free=True)
+    api: str = setting(
+        "jit", "jit: any mesh; pmap: data parallel only", one_of("jit", "pmap"), free=True
+    )
     data: int = setting(-1, "devices along this axis of the mesh", DEVICES, free=True)
     fsdp: int = setting(1, "likewise; it splits parameters, too", COUNT, free=True)
     tensor: int = setting(1, "likewise; it splits heads and feed-forward", COUNT, free=True)
-    shard_optimizer: bool = setting(False, "split moments over data, too (ZeRO-1)", free=True)
+    shard_optimizer: bool = setting(
+        False, "split the optimizer's moments over data, too (ZeRO-1)", free=True
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,11 +116,20 @@ class Run:
     max_skipped_updates: int = setting(
         0, "in a row, where a loss or gradient is not finite; then stop", NOT_NEGATIVE, free=True
     )
-    profile_steps: tuple = setting((), "(first, last): profiled for xprof", STEPS, free=True)
-    histograms: bool = setting(False, "of parameters, at every evaluation", free=True)
-    wandb: str = setting("", "project of Weights & Biases, for metrics", IF_INSTALLED, free=True)
+    profile_steps: tuple = setting(
+        (), "(first, last): these are profiled for TensorBoard's xprof", STEPS, free=True
+    )
+    histograms: bool = setting(
+        False, "of parameters at every evaluation, for TensorBoard", free=True
+    )
+    wandb: str = setting(
+        "", "project of Weights & Biases that gets the metrics, too", IF_INSTALLED, free=True
+    )
     resume: str = setting(
-        "same", "changed: go on with other settings", one_of("same", "changed"), free=True
+        "same",
+        "changed: go on with a configuration that is not the run's own",
+        one_of("same", "changed"),
+        free=True,
     )
 
 
@@ -127,7 +144,7 @@ class Data(Loading):
     dir: str = setting("data", "token stores are kept below this directory", GIVEN, free=True)
     vocab: str = setting("", "vocab.txt or SentencePiece .model; empty: train one on the source")
     tokenizer: str = setting("wordpiece", "of a vocabulary trained here", key_of(TRAINERS))
-    vocab_size: int = setting(30522, "of a vocabulary trained here", at_least(100))
+    vocab_size: int = setting(30522, "tokens of a vocabulary trained here", at_least(100))
     special_tokens: tuple = setting(
         ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), "in this order", FIVE_NAMES
     )
@@ -162,7 +179,7 @@ class Generator:
     """What proposes tokens: docs/objectives.md."""
 
     kind: str = setting(
-        "learned", "a network or frequencies", one_of("learned", "frozen", "unigram", "uniform")
+        "learned", "what proposes tokens", one_of("learned", "frozen", "unigram", "uniform")
     )
     init_from: str = setting("", "weights that the generator starts from, docs/interop.md")
     mle_steps: int = setting(
@@ -184,8 +201,12 @@ class Generator:
 class Masking:
     """Which tokens are predicted, and what is shown in their place."""
 
-    mode: str = setting("clean", "faithful: with replacement", one_of("clean", "faithful"))
-    unit: str = setting("token", "span: some words in a row", one_of("token", "word", "span"))
+    mode: str = setting(
+        "clean", "faithful: the original's draws with replacement", one_of("clean", "faithful")
+    )
+    unit: str = setting(
+        "token", "word: whole words; span: some in a row", one_of("token", "word", "span")
+    )
     rate: float = setting(0.15, "share of the tokens that is predicted", FRACTION)
     mask_token_share: float = setting(0.85, "of these, shown to the generator as [MASK]", SHARE)
     random_token_share: float = setting(0.0, "of these, shown as a random token", SHARE)
@@ -197,7 +218,9 @@ class Loss:
 
     generator_weight: float = setting(1.0, "of the generator's", NOT_NEGATIVE)
     generator_weight_start: float | None = setting(None, AT_START, NOT_NEGATIVE)
-    discriminator_weight: float = setting(50.0, "of the discriminator's", NOT_NEGATIVE)
+    discriminator_weight: float = setting(
+        50.0, "of the discriminator's, whatever it is to predict", NOT_NEGATIVE
+    )
     discriminator_weight_start: float | None = setting(None, AT_START, NOT_NEGATIVE)
 
 
@@ -225,12 +248,12 @@ class Pretraining(Run):
     task: str = setting("pretrain", "what is to be done", one_of("pretrain"))
     objective: str = setting("electra", "docs/objectives.md says what each is", key_of(OBJECTIVES))
     algorithm: str = setting(
-        "joint", "how the networks are trained", one_of("joint", "two_stage", "adversarial")
+        "joint", "how the two networks are trained", one_of("joint", "two_stage", "adversarial")
     )
     num_train_steps: int = setting(1_000_000, "updates", COUNT)
     init_from: str = setting("", "weights to start from, docs/interop.md; empty: random ones")
     init_missing: str = setting(
-        "error", "where a network has no weights", one_of("error", "initialize", "copy")
+        "error", "what becomes of a network without weights", one_of("error", "initialize", "copy")
     )
     init_resize: str = setting(
         "",
@@ -238,9 +261,13 @@ class Pretraining(Run):
         one_of("", "positions", "vocabulary", "positions,vocabulary"),
     )
     batch_size: int = setting(128, "rows per update over all devices and hosts", COUNT)
-    ramp_steps: int = setting(0, "updates from each *_start to its own value", NOT_NEGATIVE)
+    ramp_steps: int = setting(
+        0, "updates in which what has a *_start goes from there to its own value", NOT_NEGATIVE
+    )
     log_every_steps: int = setting(100, "a line and a point in the curves", COUNT, free=True)
-    eval_every_steps: int = setting(10_000, "and after the last step", COUNT, free=True)
+    eval_every_steps: int = setting(
+        10_000, "on all held-out rows; the last step is always evaluated", COUNT, free=True
+    )
     data: Data
     model: Model
     generator: Generator

@@ -210,7 +210,7 @@ def test_a_launcher_that_jax_does_not_know_is_an_error_with_advice(monkeypatch):
         ({"OMPI_COMM_WORLD_SIZE": "1"}, False),
     ],
 )
-def test_clusters_are_recognised(monkeypatch, environment, expected):
+def test_clusters_are_recognized(monkeypatch, environment, expected):
     for name in ("SLURM_NTASKS", "SLURM_STEP_NODELIST", "OMPI_COMM_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():

@@ -68,7 +68,7 @@ def test_offsets_are_where_tokens_come_from(kind):
     ids, tokens, offsets = trained(kind).encode_with_offsets(line)
     assert [ids] == trained(kind).encode_batch([line])
     assert tokens == [trained(kind).vocab[i] for i in ids]
-    words = {}
+    words, begin = {}, 0
     for i, (start, end) in zip(ids, offsets, strict=True):
         begin = start if trained(kind).starts_word[i] else begin
         words[begin] = line[begin:end].removesuffix("\u0301")

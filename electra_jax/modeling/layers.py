@@ -107,6 +107,6 @@ def dropout(x: Float[Array, "*dims"], rate: float, key: PRNGKey | None) -> Float
     return jnp.where(noise >= threshold, x / (1 - threshold / 256), 0)
 
 
-def split_key(key: PRNGKey | None, number: int = 2) -> Key[Array, "number"] | tuple[None, ...]:
+def split_key(key: PRNGKey | None, number: int = 2) -> Key[Array, " number"] | tuple[None, ...]:
     """Several keys for dropout out of one; None stays None."""
     return (None,) * number if key is None else jax.random.split(key, number)

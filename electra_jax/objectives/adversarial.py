@@ -113,7 +113,7 @@ def policy_sums(
 
         baseline       b = -log sigmoid(baseline_logit)
         policy_loss    -(reward - b) log p(sample), differentiated through log p alone
-        baseline_loss  cross-entropy of sigmoid(baseline_logit) towards exp(-reward), which is the
+        baseline_loss  cross-entropy of sigmoid(baseline_logit) toward exp(-reward), which is the
                        probability of the discriminator's right answer
 
     Args:

@@ -275,7 +275,7 @@ def require_two_stages(config: Config, model: ElectraConfig) -> None:
         )
 
 
-def frequency_logits(frequencies: tuple[float, ...]) -> Float[np.ndarray, "Vpad"]:
+def frequency_logits(frequencies: tuple[float, ...]) -> Float[np.ndarray, " Vpad"]:
     """Logarithms of shares; `PADDED_LOGIT` for tokens that are never proposed and for padding."""
     total = math.fsum(frequencies)
     logits = [math.log(x / total) if x else PADDED_LOGIT for x in frequencies]

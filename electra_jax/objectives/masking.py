@@ -32,8 +32,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from electra_jax.modeling.heads import VOCAB_BLOCK
 from electra_jax.settings import Config, not_allowed
 
-RowKeys = Key[Array, "B"]
-TokenCounts = Int[np.ndarray, "V"] | None  # how often each token is in the text
+RowKeys = Key[Array, " B"]
+TokenCounts = Int[np.ndarray, " V"] | None  # how often each token is in the text
 
 # Spans have 1 to 10 words, k of them in proportion to 0.8 ** k: 3.8 on average (SpanBERT, 3.1).
 SPAN_END = 0.2
@@ -52,7 +52,7 @@ class Vocabulary(Protocol):
     cls_id: int
     sep_id: int
     mask_id: int
-    starts_word: Bool[np.ndarray, "V"]
+    starts_word: Bool[np.ndarray, " V"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Masked:
     weights: Float[Array, "B P"]  # 1 for slots in use, 0 for the others
 
 
-def row_keys(key: Key[Array, ""], rows: Int[Array, "B"]) -> RowKeys:
+def row_keys(key: Key[Array, ""], rows: Int[Array, " B"]) -> RowKeys:
     """One key for each row, folded from its index in the global batch."""
     return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
 
@@ -127,7 +127,7 @@ def mask_tokens(
     Of words, those are predicted that fit the budget, which may leave a little of it.
     """
 
-    def mask_row(ids: Int[Array, "L"], real: Bool[Array, "L"], key: Key[Array, ""]) -> Masked:
+    def mask_row(ids: Int[Array, " L"], real: Bool[Array, " L"], key: Key[Array, ""]) -> Masked:
         position_key, show_key, random_key = jax.random.split(key, 3)
         num_slots = config.max_predictions(len(ids))
         candidates = real & ~jnp.isin(ids, jnp.array(config.unmaskable_ids))
@@ -169,11 +169,11 @@ def mask_tokens(
 
 def draw_words(
     config: MaskingConfig,
-    ids: Int[Array, "L"],
-    candidates: Bool[Array, "L"],
+    ids: Int[Array, " L"],
+    candidates: Bool[Array, " L"],
     budget: Float[Array, ""],
     key: Key[Array, ""],
-) -> tuple[Int[Array, "P"], Int[Array, "P"], Int[Array, ""]]:
+) -> tuple[Int[Array, " P"], Int[Array, " P"], Int[Array, ""]]:
     """Draw whole words that together fit the budget, alone or in spans.
 
     The row is cut into units, words or spans, and these are put in random order. Their words are
@@ -207,7 +207,7 @@ def draw_words(
     return order[slots], unit[order[slots]], predicted.sum()
 
 
-def draw_span_starts(starts_word: Bool[Array, "L"], key: Key[Array, ""]) -> Bool[Array, "L"]:
+def draw_span_starts(starts_word: Bool[Array, " L"], key: Key[Array, ""]) -> Bool[Array, " L"]:
     """True for the first words of spans that follow each other through a row."""
     chances = (1 - SPAN_END) ** jnp.arange(MAX_SPAN_WORDS)
     lengths = jax.random.choice(key, MAX_SPAN_WORDS, starts_word.shape, p=chances / chances.sum())
@@ -248,7 +248,7 @@ def sample_replacements(
     logits = proposal_logits(logits, labels, temperature, disallow_correct)
     blocks = logits.reshape(*logits.shape[:-1], -1, VOCAB_BLOCK)
 
-    def sample_row(blocks: Float[Array, "P K W"], key: Key[Array, ""]) -> Int[Array, "P"]:
+    def sample_row(blocks: Float[Array, "P K W"], key: Key[Array, ""]) -> Int[Array, " P"]:
         block_key, token_key = jax.random.split(key)
         block = jax.random.categorical(block_key, jax.nn.logsumexp(blocks, axis=-1))
         inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
@@ -260,7 +260,7 @@ def sample_replacements(
 def is_selected(masked: Masked, length: int) -> Bool[Array, "B {length}"]:
     """Which positions of rows of `length` tokens are predicted."""
 
-    def select_row(positions: Int[Array, "P"], weights: Float[Array, "P"]) -> Bool[Array, "L"]:
+    def select_row(positions: Int[Array, " P"], weights: Float[Array, " P"]) -> Bool[Array, " L"]:
         outside = length  # writes there are dropped
         positions = jnp.where(weights > 0, positions, outside)
         return jnp.zeros(length, bool).at[positions].set(True, mode="drop")
@@ -277,11 +277,11 @@ def corrupt(
     """
 
     def corrupt_row(
-        ids: Int[Array, "L"],
-        positions: Int[Array, "P"],
-        weights: Float[Array, "P"],
-        samples: Int[Array, "P"],
-    ) -> Int[Array, "L"]:
+        ids: Int[Array, " L"],
+        positions: Int[Array, " P"],
+        weights: Float[Array, " P"],
+        samples: Int[Array, " P"],
+    ) -> Int[Array, " L"]:
         outside = len(ids)  # writes there are dropped
         positions = jnp.where(weights > 0, positions, outside)
         if mode == "clean":

@@ -76,7 +76,7 @@ class SentenceHead(base.Head):
         return {"logits": layers(hidden, None)}
 
     @abstractmethod
-    def loss_sums(self, logits: Logits, targets: Array, weights: Float[Array, "B"]) -> Sums:
+    def loss_sums(self, logits: Logits, targets: Array, weights: Float[Array, " B"]) -> Sums:
         """As `sums`, from the logits."""
 
     @classmethod
@@ -121,7 +121,7 @@ class Classification(SentenceHead):
     }
     huggingface: ClassVar[HuggingFace] = HuggingFace("classifier", "single_label_classification")
 
-    def loss_sums(self, logits: Logits, targets: Array, weights: Float[Array, "B"]) -> Sums:
+    def loss_sums(self, logits: Logits, targets: Array, weights: Float[Array, " B"]) -> Sums:
         """Cross-entropy and accuracy."""
         return base.label_sums(logits, targets, weights)
 
@@ -160,7 +160,7 @@ class Multilabel(SentenceHead):
     }
     huggingface: ClassVar[HuggingFace] = HuggingFace("classifier", "multi_label_classification")
 
-    def loss_sums(self, logits: Logits, targets: Array, weights: Float[Array, "B"]) -> Sums:
+    def loss_sums(self, logits: Logits, targets: Array, weights: Float[Array, " B"]) -> Sums:
         """The mean binary cross-entropy of all labels."""
         return {"loss": pair(binary_cross_entropy(logits, targets).mean(axis=-1), weights)}
 
@@ -217,7 +217,7 @@ class Regression(SentenceHead):
         """Scaled numbers."""
         return {"logits": layers(hidden, None)[:, 0]}
 
-    def loss_sums(self, logits: Logits, targets: Array, weights: Float[Array, "B"]) -> Sums:
+    def loss_sums(self, logits: Logits, targets: Array, weights: Float[Array, " B"]) -> Sums:
         """The squared error of scaled numbers."""
         return {"loss": pair((logits[:, 0] - targets) ** 2, weights)}
 

@@ -22,7 +22,7 @@ WIDTH = 512  # of the hidden layers in the joint head
 BEAM = 20  # starts, and ends for each of them, that the joint head proposes
 DISALLOWED = -1e3  # added to the scores of positions where no answer may start or end
 
-Losses = dict[str, Float[Array, "B"]]
+Losses = dict[str, Float[Array, " B"]]
 PerToken = Float[Array, "B L"]
 Allowed = Int[Array, "B L"]
 
@@ -84,7 +84,7 @@ class JointSpans(nnx.Module):
 
         scores = self.ends(hidden, allowed)
 
-        def best(start: Int[Array, "B"]) -> list[Array]:
+        def best(start: Int[Array, " B"]) -> list[Array]:
             return jax.lax.top_k(jax.nn.log_softmax(scores(start)), size)
 
         end_log_prob, end_top = jax.lax.map(best, start_top.T)  # one start at a time: [K, B, K]
@@ -100,7 +100,7 @@ class JointSpans(nnx.Module):
         """Scores of every position as a start."""
         return only_allowed(self.start(hidden)[..., 0].astype(jnp.float32), allowed)
 
-    def ends(self, hidden: Hidden, allowed: Allowed) -> Callable[[Int[Array, "B"]], PerToken]:
+    def ends(self, hidden: Hidden, allowed: Allowed) -> Callable[[Int[Array, " B"]], PerToken]:
         """A function from starts to the scores of every position as the end.
 
         The first layer reads the states of start and end side by side. It is linear, so their parts
@@ -109,13 +109,13 @@ class JointSpans(nnx.Module):
         of_start, of_end = jnp.split(self.end.dense.kernel[...], 2)  # each [H, WIDTH]
         of_end = hidden @ of_end + self.end.dense.bias[...][None, None]
 
-        def scores(start: Int[Array, "B"]) -> PerToken:
+        def scores(start: Int[Array, " B"]) -> PerToken:
             begin = jnp.take_along_axis(hidden, start[:, None, None], axis=1)
             return only_allowed(self.end.second(begin @ of_start + of_end), allowed)
 
         return scores
 
-    def null_logit(self, hidden: Hidden, start_logits: PerToken) -> Float[Array, "B"]:
+    def null_logit(self, hidden: Hidden, start_logits: PerToken) -> Float[Array, " B"]:
         """Positive where there is no answer."""
         weights = jax.nn.softmax(start_logits).astype(hidden.dtype)
         mean = jnp.einsum("bl,blh->bh", weights, hidden)
