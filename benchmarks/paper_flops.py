@@ -60,12 +60,12 @@ def masked_lm_head(config: EncoderConfig) -> int:
 
 
 def replaced_token_head(config: EncoderConfig) -> int:
-    """Forward operations of one verdict."""
+    """Forward operations of the head for one token."""
     h = config.hidden_size
     return 2 * h * h + h + ACTIVATION * h + 2 * h
 
 
-def tower(config: EncoderConfig, length: int) -> int:
+def encoder(config: EncoderConfig, length: int) -> int:
     """Forward operations per token of embeddings and layers."""
     return config.num_layers * layer(config, length) + embeddings(config, length)
 
@@ -75,14 +75,14 @@ def step_flops_per_token(model: ElectraConfig, length: int) -> tuple[float, floa
     generator, main = model.generator, model.discriminator
     of_generator = of_main = 0.0
     if generator:
-        of_generator += tower(generator, length) + OUTPUT_SHARE * masked_lm_head(generator)
+        of_generator += encoder(generator, length) + OUTPUT_SHARE * masked_lm_head(generator)
     if main:
         head = {
             ReplacedTokenHead: replaced_token_head(main),
             MaskedLMHead: OUTPUT_SHARE * masked_lm_head(main),
             CopyHead: masked_lm_head(main),
         }[model.discriminator_head]
-        of_main += tower(main, length) + head
+        of_main += encoder(main, length) + head
     return of_generator, of_main
 
 
@@ -105,4 +105,4 @@ def train_flops(config: ConfigDict, vocab_size: int) -> float:
 
 def inference_flops(model: ElectraConfig, length: int) -> int:
     """Operations of the discriminator on one input of `length` tokens."""
-    return length * (tower(model.main, length) + replaced_token_head(model.main))
+    return length * (encoder(model.main, length) + replaced_token_head(model.main))

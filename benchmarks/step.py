@@ -105,14 +105,14 @@ def torch_step(config, store) -> Callable[[dict[str, np.ndarray]], None]:
             gumbel = -torch.log(-torch.log(torch.rand_like(logits) + 1e-9) + 1e-9)
             corrupted = ids.clone()
             corrupted[selected] = (logits + gumbel).argmax(-1)
-        verdict = discriminator(
+        detection = discriminator(
             input_ids=corrupted,
             attention_mask=real.long(),
             labels=(corrupted != ids).long(),
         )
         loss = (
             config.loss.generator_weight * proposal.loss
-            + config.loss.discriminator_weight * verdict.loss
+            + config.loss.discriminator_weight * detection.loss
         )
         optimizer.zero_grad(set_to_none=True)
         loss.backward()

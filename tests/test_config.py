@@ -20,7 +20,7 @@ FILES = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
 RECIPES = [path for path in FILES if path.stem not in FINE_TUNING]
 VOCAB = 30522
 
-# Spec 4.4 and, for the last two columns, 1.1 and 2.1: hidden size and layers of both towers.
+# Spec 4.4 and, for the last two columns, 1.1 and 2.1: hidden size and layers of both networks.
 PUBLISHED = {
     # recipe: length, batch, steps, learning rate, masked, discriminator, generator
     "small": (128, 128, 1_000_000, 5e-4, 0.15, (256, 12), (64, 12)),
@@ -107,8 +107,8 @@ def test_every_published_recipe_is_there():
 def test_recipes_equal_the_published_table(name):
     config = recipe(name)
     model = objective_for(config, VOCAB).model
-    towers = model.discriminator, model.generator
-    sizes = [tower and (tower.hidden_size, tower.num_layers) for tower in towers]
+    encoders = model.discriminator, model.generator
+    sizes = [encoder and (encoder.hidden_size, encoder.num_layers) for encoder in encoders]
     assert PUBLISHED[name] == (
         config.data.sequence_length,
         config.batch_size,
@@ -118,10 +118,10 @@ def test_recipes_equal_the_published_table(name):
         *sizes,
     )
     assert {field_name: field(config, field_name) for field_name in COMMON} == COMMON
-    for tower in filter(None, towers):
-        assert tower.num_heads == tower.hidden_size // 64
-        assert tower.intermediate_size == 4 * tower.hidden_size
-        assert tower.embedding_size == (128 if "small" in name else config.model.hidden_size)
+    for encoder in filter(None, encoders):
+        assert encoder.num_heads == encoder.hidden_size // 64
+        assert encoder.intermediate_size == 4 * encoder.hidden_size
+        assert encoder.embedding_size == (128 if "small" in name else config.model.hidden_size)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

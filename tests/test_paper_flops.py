@@ -61,7 +61,7 @@ def test_totals_of_recipes(name, changes, total):
 def test_totals_of_others(sizes, batch_size, steps, output_share, total):
     config = sized(*sizes)
     share = paper_flops.OUTPUT_SHARE if output_share is None else output_share
-    per_token = paper_flops.tower(config, 512) + share * paper_flops.masked_lm_head(config)
+    per_token = paper_flops.encoder(config, 512) + share * paper_flops.masked_lm_head(config)
     assert f"{2 * batch_size * steps * 512 * per_token:.3e}" == total
 
 
@@ -96,16 +96,16 @@ def test_counts_follow_what_is_run():
     config = recipe("small")
     model = objective_for(config, VOCAB).model
     generator, main = paper_flops.step_flops_per_token(model, 128)
-    verdict = paper_flops.replaced_token_head(model.main)
+    detection = paper_flops.replaced_token_head(model.main)
     word = paper_flops.masked_lm_head(model.main)
     assert flops() == flops(objective="electra_15") == pytest.approx(generator + main)
     assert flops(generator__kind="unigram") == pytest.approx(main)
     assert flops(generator__kind="frozen", generator__sharing="gdes") == pytest.approx(
         generator / 2 + main
     )
-    assert flops(objective="all_tokens_mlm") == pytest.approx(generator + main - verdict + word)
+    assert flops(objective="all_tokens_mlm") == pytest.approx(generator + main - detection + word)
     assert flops(objective="replace_mlm") == pytest.approx(
-        generator + main - verdict + 0.15625 * word
+        generator + main - detection + 0.15625 * word
     )
     stages = {"algorithm": "two_stage", "generator__sharing": "gdes", "generator__width": 1.0}
     whole = flops(**stages, generator__mle_steps=400_000)

@@ -170,7 +170,7 @@ def test_fine_tuned_heads_load_and_give_the_same_logits(kind, tmp_path):
     np.testing.assert_allclose(their_outputs(model, batch), expected, atol=1e-4, rtol=0)
 
 
-# Shapes of the published networks, spec 1.1 and 2.1.
+# Embedding size, width, layers, heads and feed-forward of spec 1.1 and 2.1.
 SHAPES = {
     "small": (128, 256, 12, 4, 1024),
     "small generator": (128, 64, 12, 1, 256),

@@ -151,7 +151,7 @@ def is_real(batch: Batch) -> Array:
 
 
 def context(batch: Batch) -> Context:
-    """What both towers read beside the ids."""
+    """What both networks read beside the ids."""
     return Context(batch["segment_ids"], batch["position_ids"], batch["token_type_ids"])
 
 
