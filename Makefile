@@ -5,6 +5,9 @@ PIP = $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
 CONFIG ?= configs/tiny.py
 GLUE ?= glue
 
+# Two processes: compiling keeps one core busy at most, and each takes gigabytes. Files go to them in
+# the order of their names, for those with few tests, otherwise last, take longest.
+TWO_PROCESSES = --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 ARITHMETIC = $(patsubst %,tests/test_%.py,attention heads masking metrics modeling objectives optimizer parallel step variants)
 
 .PHONY: pretrain test test-quick test-slow test-paper test-interop soak test-newest lint format benchmark \
@@ -13,12 +16,11 @@ ARITHMETIC = $(patsubst %,tests/test_%.py,attention heads masking metrics modeli
 pretrain: $(VENV)/installed  ## set up, then pre-train CONFIG on this machine
 	$(VENV)/bin/python -m electra_jax.main --config=$(CONFIG)
 
-# Two processes: compiling keeps one core busy at most, and each takes gigabytes.
 test: $(VENV)/installed  ## set up, then run the tests
-	$(VENV)/bin/python -m pytest --numprocesses=2 --dist=loadfile
+	$(VENV)/bin/python -m pytest $(TWO_PROCESSES)
 
 test-quick: $(VENV)/installed  ## for daily work: what starts no other process and takes no minute
-	$(VENV)/bin/python -m pytest --numprocesses=2 -m "not slow and not interop and not process"
+	$(VENV)/bin/python -m pytest $(TWO_PROCESSES) -m "not slow and not interop and not process"
 
 # Then the arithmetic once more, with all of XLA's optimizations.
 test-slow: $(VENV)/installed  ## the tests that take minutes

@@ -94,8 +94,9 @@ def test_training_is_the_same_on_any_topology(carrier, kind):
     other_params, other_history = train(carrier, kind)
     start = tiny.flat(initial(kind).params)
     assert all((params[name] != start[name]).any() for name in params)
+    atol = 1e-6 if carrier == "one device, 4 microbatches" else 1e-5
     for name, value in params.items():
-        np.testing.assert_allclose(other_params[name], value, rtol=0, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(other_params[name], value, rtol=0, atol=atol, err_msg=name)
     for sums, other in zip(history, other_history, strict=True):
         assert sums.keys() == other.keys()
         for name, value in sums.items():
