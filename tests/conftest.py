@@ -9,6 +9,7 @@ import io
 import os
 import runpy
 import signal
+import tempfile
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,9 @@ def check_function(function: Callable) -> Callable:
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+compiled = tempfile.TemporaryDirectory()  # programs that several tests need are compiled once
+jax.config.update("jax_compilation_cache_dir", compiled.name)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 jaxtyping.install_import_hook("electra_jax", "conftest.check_function")
 
 

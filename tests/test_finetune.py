@@ -252,6 +252,7 @@ def main(place: Path, devices: int, *flags: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 def test_from_eight_devices_to_one_and_back(place):
     """The encoder was trained on 8; questions are learned on 1, and then again on 8."""
     flags = [

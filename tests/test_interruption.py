@@ -66,9 +66,8 @@ def test_stopped_and_killed_run_is_the_same_as_one_that_was_not(place, straight)
     assert logged == [4, 8, 12, 16, 18]
 
 
-@pytest.mark.parametrize(
-    ("moment", "stops"), [("evaluation", [5]), pytest.param("save", [7, 8], marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("moment", "stops"), [("evaluation", [5]), ("save", [7, 8])])
 def test_signal_during_evaluation_or_save(place, straight, moment, stops):
     """The first evaluation is that of step 5, and is then made up for; the first save of step 7."""
     stopped = tiny_run.run(place, moment, *FLAGS, signals=f"{moment}:SIGTERM")

@@ -39,7 +39,7 @@ def start(place: Path, count: int, devices: int, workdir: str, *flags: str) -> s
             *("--config.checkpoint.every_steps=3", *flags),
         ],
         cwd=place,
-        env=tiny_run.environment(place) | {"XLA_FLAGS": ""},
+        env=tiny_run.environment(place),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -118,6 +118,7 @@ def test_processes_pass_over_a_damaged_checkpoint_together(place, one):
     assert_close(place / "damaged", one, 1e-6)
 
 
+@pytest.mark.slow
 def test_no_process_waits_for_a_dead_one(place):
     run = start(place, 2, 1, "dead", "--config.num_train_steps=100000")
     wait_for(run, "compiled in")

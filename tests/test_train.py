@@ -160,6 +160,7 @@ def test_first_step_has_no_speed_and_nothing_compiles_after_it(place, straight):
     assert straight.stderr == ""
 
 
+@pytest.mark.slow
 def test_killed_run_goes_on_as_if_nothing_had_happened(place, straight):
     killed = tiny_run.run(place, "killed", signals="12:SIGKILL")
     assert killed.returncode == -9, killed.stderr
@@ -258,13 +259,10 @@ def losses_of(workdir: Path) -> list[dict]:
     ("flag", "sentence"),
     [
         ("loss.discriminator_weight", "the discriminator tells replaced tokens from others no bet"),
-        pytest.param(
-            "loss.generator_weight",
-            "the generator predicts tokens no better than by guessing",
-            marks=pytest.mark.slow,
-        ),
+        ("loss.generator_weight", "the generator predicts tokens no better than by guessing"),
     ],
 )
+@pytest.mark.slow
 def test_a_run_without_a_loss_is_warned_of_in_words(
     flag, sentence, place, straight, monkeypatch, capfd
 ):
