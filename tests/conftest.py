@@ -9,8 +9,8 @@ import io
 import os
 import runpy
 import signal
-import tempfile
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
