@@ -17,6 +17,8 @@ from electra_jax.training.job import Evaluator
 from electra_jax.training.program import make_program
 from electra_jax.training.step import TrainState
 
+pytestmark = pytest.mark.process
+
 MESHES = {
     "8 data": (8, 1, 1),
     "2 data x 4 fsdp": (2, 4, 1),

@@ -108,6 +108,7 @@ SAMPLES = {
 }
 
 
+@pytest.mark.process
 def test_official_files_give_the_official_numbers_of_rows(shared_data):
     places = {name: (".", counts) for name, counts in OFFICIAL.items()} | SAMPLES
     for name, (place, counts) in places.items():

@@ -37,6 +37,8 @@ from electra_jax.training.optimizer import OptimizerConfig
 from electra_jax.training.program import make_program
 from electra_jax.training.step import TrainState
 
+pytestmark = pytest.mark.process
+
 TEXTS = ["The file is opened, and its lines are read.", "", "x = 5 " * 30]
 MEANT = {"rain": "It rains in the city.", "sun": "The sun shines."}
 

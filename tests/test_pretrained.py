@@ -30,6 +30,8 @@ from electra_jax.objectives import Objective, make_objective
 from electra_jax.sharding.mesh import make_mesh
 from electra_jax.training.program import Program, make_program, with_params
 
+pytestmark = pytest.mark.process
+
 VARIANTS = {  # of what one file or directory can hold
     "shared embeddings": {},
     "own embeddings": {"generator.sharing": "none"},

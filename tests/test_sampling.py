@@ -13,6 +13,8 @@ from electra_jax.objectives import masking
 from electra_jax.objectives.base import context
 from electra_jax.objectives.masking import Masked
 
+pytestmark = pytest.mark.process
+
 KEY = jax.random.key(0)
 
 

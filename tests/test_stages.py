@@ -21,6 +21,8 @@ from electra_jax.objectives.schedules import Ramp, at
 from electra_jax.training.optimizer import only_trained
 from electra_jax.training.step import TrainState
 
+pytestmark = pytest.mark.process
+
 BATCH = tiny.packed(8)
 program = functools.cache(tiny.program)
 
