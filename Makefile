@@ -24,8 +24,8 @@ test-quick: $(VENV)/installed  ## for daily work: what starts no other process a
 
 # Then the arithmetic once more, with all of XLA's optimizations.
 test-slow: $(VENV)/installed  ## the tests that take minutes
-	$(VENV)/bin/python -m pytest -m slow
-	ELECTRA_TEST_OPTIMIZED=1 $(VENV)/bin/python -m pytest $(ARITHMETIC)
+	$(VENV)/bin/python -m pytest $(TWO_PROCESSES) -m slow
+	ELECTRA_TEST_OPTIMIZED=1 $(VENV)/bin/python -m pytest $(TWO_PROCESSES) $(ARITHMETIC)
 
 # Against Hugging Face's libraries, TensorFlow and real weights, in an environment of their own.
 test-interop:
