@@ -129,7 +129,9 @@ def test_frozen_parameters_stay_even_where_they_have_gradients():
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, marks=pytest.mark.slow if kind in ("electra_15", "replace_mlm") else [])
+        pytest.param(
+            kind, marks=[] if kind in ("all_tokens_mlm", "two_stage") else pytest.mark.slow
+        )
         for kind in tiny.VARIANTS
     ],
 )

@@ -185,7 +185,7 @@ def test_weights_and_biases_must_be_installed(monkeypatch):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("axes", [(8, 1, 1), (2, 2, 2)])
+@pytest.mark.parametrize("axes", [pytest.param((8, 1, 1), marks=pytest.mark.slow), (2, 2, 2)])
 def test_histograms_are_numpys_of_each_layer_wherever_the_parameters_are(axes, tmp_path):
     sizes = ConfigDict(dict(zip(("data", "fsdp", "tensor"), axes, strict=True)))
     mesh = make_mesh(sizes)
