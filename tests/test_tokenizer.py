@@ -255,3 +255,11 @@ def test_name_of_the_file_tells_the_family(tmp_path):
         (tmp_path / ("vocab.txt" if path.stem == "vocab" else "spm.model")).rename(path)
         with pytest.raises(UserError, match=rf"^{path}: "):
             read(path)
+
+
+@pytest.mark.parametrize("family", tokenizers.FAMILIES.values())
+def test_a_setting_that_no_tokenizer_has_is_refused(family):
+    content = next(x for x in map(trained, TRAINERS) if type(x) is family).content
+    given = {"lower_case": False, "strip_accents": False, "max_word_chars": 200}
+    with pytest.raises(TypeError, match="lowercase"):
+        family(family.parsed(content), **given, lowercase=True)

@@ -100,12 +100,13 @@ def make_program(
             shardings(objective.param_infos(), state.params, mesh, over_data)
             for over_data in (False, shard_optimizer)  # sharded moments alone: ZeRO-1
         )
-        adam, rest = (
-            AdamState(moments, moments),
-            functools.partial(jax.tree.map, lambda _: everywhere),
+        opt_state = (
+            AdamState(moments, moments)
+            if isinstance(part, AdamState)
+            else jax.tree.map(lambda _: everywhere, part)
+            for part in state.opt_state
         )
-        parts = (adam if isinstance(x, AdamState) else rest(x) for x in state.opt_state)
-        layout = TrainState(everywhere, params, tuple(parts))
+        layout = TrainState(everywhere, params, tuple(opt_state))
         carried = {}
         if mesh.shape["data"] * mesh.shape["fsdp"] > 1:
             carried = {"sums_of": gathered(objective.sums, objective.dtype, params, moments)}

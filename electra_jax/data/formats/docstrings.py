@@ -7,6 +7,7 @@ import ast
 import functools
 import importlib.metadata
 import inspect
+import os
 import platform
 import sysconfig
 import warnings
@@ -58,13 +59,15 @@ class Docstrings(Records):
 
 def _python_files(root: Path) -> list[Path]:
     """The Python files below `root`, sorted."""
-    # Installed packages lie inside the standard library and are a root of their own.
+    # Installed packages lie inside the standard library and are a root of their own. What is left
+    # out is not walked through either, which would take four times as long.
     excluded = {"site-packages", "dist-packages", "__pycache__"}
-    return sorted(
-        path
-        for path in root.rglob("*.py")
-        if excluded.isdisjoint(path.relative_to(root).parts) and _OWN_PACKAGE not in path.parents
-    )
+    files = []
+    for directory, children, names in os.walk(root):
+        kept = (name for name in children if name not in excluded)
+        children[:] = [name for name in kept if Path(directory, name) != _OWN_PACKAGE]
+        files += [Path(directory, name) for name in names if name.endswith(".py")]
+    return sorted(files)
 
 
 def _prose_of_files(paths: list[Path]) -> list[str]:

@@ -80,6 +80,8 @@ class Tokenizer(ABC):
         Raises:
           UserError: a special token is missing, or a token is there twice.
         """
+        if unknown := sorted(settings.keys() - SETTINGS):
+            raise TypeError(f"no settings of tokenizers: {', '.join(unknown)}")
         self.vocab = list(vocab)
         settings = {"special_tokens": SPECIAL_TOKENS, **settings}
         self.settings = {name: settings[name] for name in self.setting_names}
