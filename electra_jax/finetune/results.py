@@ -1,7 +1,6 @@
 """Predictions of a network, their scores, and what a fine-tuned run leaves behind of them."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from electra_jax.data.features import Arrays, FeatureRows
 from electra_jax.data.tokenizers.base import Tokenizer
-from electra_jax.files import read_json, write_text
+from electra_jax.files import read_json, write_json
 from electra_jax.finetune.buckets import trimmed
 from electra_jax.finetune.tasks.base import Scores, Task
 from electra_jax.modeling.params import Params
@@ -88,7 +87,7 @@ def write_results(
             task.write(of_split, workdir / "predictions", split)
         content = {"task": task.name, "seed": seed, "step": step, "scores": scores}
         content |= {"failed": failed} if failed else {}
-        write_text(workdir / RESULTS, json.dumps(content, indent=2) + "\n")
+        write_json(workdir / RESULTS, content)
 
 
 def write_summary(workdir: Path, task: Task, workdirs: Sequence[Path]) -> None:
@@ -107,4 +106,4 @@ def write_summary(workdir: Path, task: Task, workdirs: Sequence[Path]) -> None:
         log_line(f"{split}: median of {len(trials)} trials: {', '.join(shown)}{note}")
     summary = {"task": task.name, "main_metric": task.main_metric}
     summary |= {"trials": trials, "scores": scores}
-    write_text(workdir / RESULTS, json.dumps(summary, indent=2) + "\n")
+    write_json(workdir / RESULTS, summary)
